@@ -1,0 +1,1 @@
+"""How components are joined into pipelines, compiled, checked and submitted."""

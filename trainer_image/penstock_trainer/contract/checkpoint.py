@@ -1,0 +1,125 @@
+"""The checkpoint layout: where a step's objects lie, and the manifest that makes them a checkpoint.
+
+    <root>/owner.json                              {attempt, fencing_token}: who may write
+    <root>/step-00000100/<attempt>/<rank>.distcp   raw little-endian tensor bytes, one file a rank
+    <root>/step-00000100/<attempt>/index.json      which chunk of which tensor lies where
+    <root>/step-00000100/manifest.json             written last; readers trust nothing else
+
+What no manifest names is garbage of an attempt that did not get to its end.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock_trainer.contract.fields import ContractError, canonical_json, from_dict, require
+
+FORMAT_VERSION = 1
+_STEP_DIR = re.compile(r"step-(\d{8,})$")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointObject:
+    """One object of a checkpoint, pinned to the bytes that were written."""
+
+    name: str
+    """Path under the step directory, such as `a1b2c3/0.distcp`."""
+    generation: int
+    size: int
+    """Bytes."""
+    crc32c: str
+    """Base64 of the big-endian CRC32C, as Cloud Storage reports it."""
+    sha256: str
+    """Hex."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """What a reader needs to continue from a step, and to refuse it when an object is not the one that was written."""
+
+    format_version: int
+    step: int
+    """Optimizer steps done."""
+    samples_seen: int
+    """Sequences consumed since the run began: the data position, independent of the world size."""
+    tokens_seen: int
+    config: Mapping[str, Any]
+    """The JobConfig that wrote it, as JSON types."""
+    config_hash: str
+    strategy: str
+    world_size: int
+    versions: Mapping[str, str]
+    """Of torch, deepspeed (where used) and penstock."""
+    attempt: str
+    fencing_token: int
+    index: str
+    """Name of the index object among `objects`."""
+    objects: tuple[CheckpointObject, ...]
+
+    def __post_init__(self) -> None:
+        if self.format_version != FORMAT_VERSION:
+            raise ContractError(
+                f"checkpoint format {self.format_version} is not known here (this version reads {FORMAT_VERSION}); "
+                "use a penstock that is at least as new as the one that wrote it."
+            )
+        names = [entry.name for entry in self.objects]
+        require(self.index in names, "index", self.index, "one of the objects")
+        require(len(set(names)) == len(names), "objects", names, "named once each")
+
+    def to_json(self) -> str:
+        """Canonical JSON."""
+        return canonical_json(self)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Manifest:
+        """Raises ContractError: not JSON, another format version, or a field that is missing or ill-typed."""
+        return from_dict(cls, _parse(text, "checkpoint manifest"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Owner:
+    """Who may write below a checkpoint root. A writer that finds a higher token than its own stops."""
+
+    attempt: str
+    fencing_token: int
+
+    def to_json(self) -> str:
+        """Canonical JSON."""
+        return canonical_json(self)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Owner:
+        """Raises ContractError when the text is not an owner."""
+        return from_dict(cls, _parse(text, "checkpoint owner"))
+
+
+def step_dir_uri(root_uri: str, step: int) -> str:
+    """Directory of one step, without a trailing slash."""
+    return f"{root_uri.rstrip('/')}/step-{step:08d}"
+
+
+def manifest_uri(root_uri: str, step: int) -> str:
+    """The object whose existence makes the step a checkpoint."""
+    return f"{step_dir_uri(root_uri, step)}/manifest.json"
+
+
+def owner_uri(root_uri: str) -> str:
+    """The object that fences writers of this root."""
+    return f"{root_uri.rstrip('/')}/owner.json"
+
+
+def step_of(step_dir: str) -> int | None:
+    """The step that a directory is named for, or None if it is not a step directory."""
+    match = _STEP_DIR.search(step_dir.rstrip("/"))
+    return int(match.group(1)) if match else None
+
+
+def _parse(text: str | bytes, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except (json.JSONDecodeError, UnicodeDecodeError) as exc:
+        raise ContractError(f"the {what} is not JSON: {exc}") from exc

@@ -1,0 +1,60 @@
+"""The structured lines that a run writes to stdout, one JSON object a line; Cloud Logging keeps them as fields.
+
+`message` and `severity` are the names under which Cloud Logging shows a line; `event` says which class it is.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepEvent:
+    """Progress of training, written by rank 0 every `log_interval` steps."""
+
+    step: int
+    steps: int
+    loss: float
+    """Mean over the global batch of this step, nats per token."""
+    learning_rate: float
+    grad_norm: float
+    """Global norm before clipping."""
+    tokens_per_second: float
+    """Over all ranks, since the line before."""
+
+    def to_line(self) -> str:
+        """One line of JSON, without a newline."""
+        message = f"step {self.step}/{self.steps} loss {self.loss:.4f} {self.tokens_per_second:,.0f} tokens/s"
+        return json.dumps({"severity": "INFO", "message": message, "event": "step", **asdict(self)})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgressEvent:
+    """Progress of any other work, such as staging: `done` of `total` units."""
+
+    done: float
+    total: float
+    unit: str
+
+    def to_line(self) -> str:
+        """One line of JSON, without a newline."""
+        message = f"{self.done:,.0f}/{self.total:,.0f} {self.unit}"
+        return json.dumps({"severity": "INFO", "message": message, "event": "progress", **asdict(self)})
+
+
+def parse_event(payload: Any) -> StepEvent | ProgressEvent | None:
+    """The event in a log entry's payload (a dict of fields, or the line as text), or None when it is not one."""
+    if isinstance(payload, str):
+        try:
+            payload = json.loads(payload)
+        except json.JSONDecodeError:
+            return None
+    if not isinstance(payload, dict):
+        return None
+    kinds: dict[str, type[StepEvent] | type[ProgressEvent]] = {"step": StepEvent, "progress": ProgressEvent}
+    kind = kinds.get(str(payload.get("event")))
+    if kind is None or any(name.name not in payload for name in fields(kind)):
+        return None
+    return kind(**{name.name: payload[name.name] for name in fields(kind)})

@@ -1,0 +1,65 @@
+"""The exported model: a Hugging Face directory with a manifest that is written last.
+
+<model>/model.safetensors   weights under Hugging Face Llama names
+<model>/config.json         LlamaForCausalLM
+<model>/tokenizer.json      the dataset's tokenizer, byte for byte
+<model>/tokenizer_config.json
+<model>/metrics.jsonl       one line a logged step of the whole run: the fields of events.StepEvent
+<model>/manifest.json       written last
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock_trainer.contract.checkpoint import CheckpointObject
+from penstock_trainer.contract.fields import ContractError, canonical_json, from_dict
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+METRICS_NAME = "metrics.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportManifest:
+    """What the export holds and where it comes from."""
+
+    format_version: int
+    step: int
+    tokens_seen: int
+    num_parameters: int
+    """Trainable parameters, a tied head counted once."""
+    config: Mapping[str, Any]
+    """The JobConfig that trained it, as JSON types."""
+    config_hash: str
+    dataset_uri: str
+    world_size: int
+    """Ranks of the attempt that finished."""
+    attempt: str
+    checkpoint_uri: str
+    """Step directory of the checkpoint with the same weights."""
+    objects: tuple[CheckpointObject, ...]
+    """Every object but this manifest; names are paths under the export's directory."""
+
+    def __post_init__(self) -> None:
+        if self.format_version != FORMAT_VERSION:
+            raise ContractError(
+                f"export format {self.format_version} is not known here (this version reads {FORMAT_VERSION}); "
+                "use a penstock that is at least as new as the one that wrote it."
+            )
+
+    def to_json(self) -> str:
+        """Canonical JSON."""
+        return canonical_json(self)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> ExportManifest:
+        """Raises ContractError: not JSON, another format version, or a field that is missing or ill-typed."""
+        try:
+            data = json.loads(text)
+        except (json.JSONDecodeError, UnicodeDecodeError) as exc:
+            raise ContractError(f"the export manifest is not JSON: {exc}") from exc
+        return from_dict(cls, data)
