@@ -1,0 +1,1 @@
+"""The wire side of the stand-in: one set of handlers behind gRPC and REST."""

@@ -1,0 +1,1 @@
+"""CustomJobs as processes: images, addresses, the environment of a replica, restarts."""

@@ -1,0 +1,145 @@
+"""Processes of tasks and replicas: each in a session of its own, its output kept line by line, none left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+# What a process here gets of the stand-in's own environment; a container would get nothing of it.
+_INHERITED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "TMPDIR", "TZ", "USER")
+_INHERITED_PREFIXES = ("PIP_",)
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_MAX_LINE_BYTES = 64 * 1024
+
+LineSink = Callable[[str, str], None]
+"""Called with (severity, line) from reader threads."""
+
+
+def base_environment(python: Path) -> dict[str, str]:
+    """The environment under everything else: the interpreter's directory first on PATH, little else inherited."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _INHERITED or name.startswith(_INHERITED_PREFIXES)
+    }
+    return {
+        **kept,
+        "PATH": f"{python.parent}:{os.environ.get('PATH', _SYSTEM_PATH)}",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+class ProcessRecord:
+    """A directory with one file for each running process group, so that a stand-in that was killed can be tidied up."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def kill_leftovers(self) -> int:
+        """Kill what an earlier stand-in on this state left running; returns how many groups that were."""
+        killed = 0
+        for file in self._directory.iterdir():
+            if file.read_text() == _start_time(int(file.name)):
+                _signal_group(int(file.name), signal.SIGKILL)
+                killed += 1
+            file.unlink(missing_ok=True)
+        return killed
+
+    def add(self, pid: int) -> None:
+        """Note a group that runs."""
+        (self._directory / str(pid)).write_text(_start_time(pid))
+
+    def remove(self, pid: int) -> None:
+        """Note that a group is gone."""
+        (self._directory / str(pid)).unlink(missing_ok=True)
+
+
+class ManagedProcess:
+    """A running program and all that it starts. `wait` blocks; `signal` and `stop` may come from any thread."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        sink: LineSink,
+        record: ProcessRecord,
+    ) -> None:
+        """Start it. Raises OSError when the program cannot be started."""
+        self._process = subprocess.Popen(
+            list(argv),
+            env=dict(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._record = record
+        record.add(self.pid)
+        self._readers = [
+            threading.Thread(target=_read_lines, args=(stream, severity, sink), daemon=True)
+            for stream, severity in ((self._process.stdout, "INFO"), (self._process.stderr, "ERROR"))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def pid(self) -> int:
+        """Process id, which is also the id of its group and session."""
+        return self._process.pid
+
+    def wait(self) -> int:
+        """Block until the program ends and its output is read; returns its exit code as a container shows it.
+
+        What it started and left running is killed, as the end of a container would. A program that a signal ended
+        gives 128 + the signal's number.
+        """
+        code = self._process.wait()
+        _signal_group(self.pid, signal.SIGKILL)
+        for reader in self._readers:
+            reader.join()
+        self._record.remove(self.pid)
+        return 128 - code if code < 0 else code
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the whole group; nothing happens when it is gone."""
+        if self._process.poll() is None:
+            _signal_group(self.pid, number)
+
+    def stop(self, grace_seconds: float) -> None:
+        """SIGTERM to the program, as a container runtime does; SIGKILL to its group when the grace is over."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(grace_seconds)
+            _signal_group(self.pid, signal.SIGKILL)
+
+
+def _read_lines(stream: IO[bytes], severity: str, sink: LineSink) -> None:
+    while line := stream.readline(_MAX_LINE_BYTES):
+        text = line.decode(errors="replace").rstrip("\r\n")
+        if text:
+            sink(severity, text)
+
+
+def _signal_group(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def _start_time(pid: int) -> str:
+    """When the kernel started the process (field 22 of /proc/PID/stat): tells a process from a later one of its id."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""

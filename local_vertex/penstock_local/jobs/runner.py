@@ -1,0 +1,200 @@
+"""One running CustomJob: its replicas as processes, from the first start to the final state."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from google.cloud.aiplatform_v1.types import CustomJobSpec
+
+from penstock_local.jobs.addresses import AddressBlock, allocate
+from penstock_local.jobs.images import ImageMap
+from penstock_local.jobs.processes import ManagedProcess, ProcessRecord, base_environment
+from penstock_local.jobs.replicas import Replica, replica_environment, replicas_of
+from penstock_local.jobs.restarts import Action, RestartPolicy
+from penstock_local.logs import LogStore
+
+logger = logging.getLogger(__name__)
+
+GRACE_SECONDS = 30.0
+"""Between SIGTERM and SIGKILL. What Vertex gives is not documented; Kubernetes' default is 30 s."""
+_LAST_LINES = 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobOutcome:
+    """How a job ended."""
+
+    succeeded: bool = False
+    cancelled: bool = False
+    timed_out: bool = False
+    error: str = ""
+
+
+class JobListener(Protocol):
+    """Told when the job's replicas run; the outcome is the return value of `CustomJobRun.run`."""
+
+    def running(self) -> None:
+        """All replicas have been started, for the first time or again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Exit:
+    replica: Replica
+    process: ManagedProcess
+    code: int
+
+
+class _Cancel:
+    """Put into the queue to end the job."""
+
+
+@dataclass(kw_only=True)
+class CustomJobRun:
+    """Runs one job. `run` blocks; `cancel` and `signal_replica` may come from any thread."""
+
+    job_id: str
+    spec: CustomJobSpec
+    images: ImageMap
+    logs: LogStore
+    record: ProcessRecord
+    client_environment: Mapping[str, str]
+    project_number: int
+    work_dir: Path
+    restart_count: int = 0
+    """Starts of replicas after the first, for tests and status."""
+    _events: queue.Queue[_Exit | _Cancel] = field(default_factory=queue.Queue)
+    _processes: dict[str, ManagedProcess] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def run(self, listener: JobListener) -> JobOutcome:
+        """Start every replica and follow them to the end. No process of the job is left when this returns."""
+        replicas = replicas_of(self.spec)
+        addresses = allocate(len(replicas))
+        self.work_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            self._start_all(replicas, addresses)
+            listener.running()
+            return self._follow(replicas, addresses)
+        except OSError as exc:
+            return JobOutcome(error=f"a replica could not be started: {exc}")
+        finally:
+            self._stop_all()
+            addresses.release()
+
+    def cancel(self) -> None:
+        """Ask the job to end; `run` returns when its replicas are gone."""
+        self._events.put(_Cancel())
+
+    def signal_replica(self, name: str, number: int) -> bool:
+        """Send a signal to a replica, as a fault would; False when it is not running."""
+        with self._lock:
+            process = self._processes.get(name)
+        if process is None:
+            return False
+        self._log(name, "NOTICE", f"fault injected: {signal.Signals(number).name}")
+        process.signal(number)
+        return True
+
+    def _follow(self, replicas: Sequence[Replica], addresses: AddressBlock) -> JobOutcome:
+        scheduling = self.spec.scheduling
+        policy = RestartPolicy(
+            restart_job_on_worker_restart=scheduling.restart_job_on_worker_restart,
+            disable_retries=scheduling.disable_retries,
+        )
+        deadline = time.monotonic() + scheduling.timeout.total_seconds() if scheduling.timeout else None
+        while True:
+            event = self._next_event(deadline)
+            if event is None:
+                return JobOutcome(
+                    timed_out=True, error=f"the job ran longer than its timeout of {scheduling.timeout}"
+                )
+            if isinstance(event, _Cancel):
+                return JobOutcome(cancelled=True)
+            if self._processes.get(event.replica.name) is not event.process:
+                continue  # the end of a process that was stopped on purpose
+            replica = event.replica
+            action = policy.decide(replica=replica.name, is_primary=replica.is_primary, exit_code=event.code)
+            if action is Action.SUCCEED:
+                return JobOutcome(succeeded=True)
+            if action is Action.FAIL:
+                return JobOutcome(error=self._failure(replica, event.code))
+            if action is Action.RESTART_REPLICA:
+                self._announce(replica, event.code, f"{replica.name} restarts")
+                self._start(replica, replicas, addresses)
+            elif action is Action.RESTART_JOB:
+                self._announce(replica, event.code, "the whole job restarts")
+                self._stop_all()
+                self._start_all(replicas, addresses)
+
+    def _next_event(self, deadline: float | None) -> _Exit | _Cancel | None:
+        try:
+            return self._events.get(
+                timeout=None if deadline is None else max(0.0, deadline - time.monotonic())
+            )
+        except queue.Empty:
+            return None
+
+    def _start_all(self, replicas: Sequence[Replica], addresses: AddressBlock) -> None:
+        for replica in replicas:
+            self._start(replica, replicas, addresses)
+
+    def _start(self, replica: Replica, replicas: Sequence[Replica], addresses: AddressBlock) -> None:
+        image = self.images.resolve(replica.image)
+        environment = {
+            **base_environment(image.python),
+            **self.client_environment,
+            **image.env,
+            **replica_environment(
+                replica,
+                replicas,
+                addresses,
+                spec=self.spec,
+                job_id=self.job_id,
+                project_number=self.project_number,
+            ),
+            **dict(replica.env),
+        }
+        process = ManagedProcess(
+            image.command_line(replica.command, replica.args),
+            env=environment,
+            cwd=self.work_dir,
+            sink=lambda severity, line: self._log(replica.name, severity, line),
+            record=self.record,
+        )
+        with self._lock:
+            self._processes[replica.name] = process
+        threading.Thread(target=self._await, args=(replica, process), daemon=True).start()
+
+    def _await(self, replica: Replica, process: ManagedProcess) -> None:
+        self._events.put(_Exit(replica, process, process.wait()))
+
+    def _stop_all(self) -> None:
+        """SIGTERM to all at once, so that replicas which save together can; then no process is left."""
+        with self._lock:
+            processes = list(self._processes.values())
+            self._processes.clear()
+        stoppers = [threading.Thread(target=process.stop, args=(GRACE_SECONDS,)) for process in processes]
+        for stopper in stoppers:
+            stopper.start()
+        for stopper in stoppers:
+            stopper.join()
+
+    def _failure(self, replica: Replica, code: int) -> str:
+        lines = self.logs.last_lines(job_id=self.job_id, task_name=replica.name, count=_LAST_LINES)
+        told = "\n".join(f"  {line}" for line in lines)
+        return f"The replica {replica.name} exited with a non-zero status of {code}. Its last lines:\n{told}"
+
+    def _announce(self, replica: Replica, code: int, consequence: str) -> None:
+        self.restart_count += 1
+        self._log(replica.name, "WARNING", f"{replica.name} ended with status {code}; {consequence}")
+
+    def _log(self, replica_name: str, severity: str, line: str) -> None:
+        self.logs.append(job_id=self.job_id, task_name=replica_name, severity=severity, line=line)

@@ -1,0 +1,298 @@
+"""google.cloud.aiplatform.v1.JobService, CustomJobs: checked when posted, run as processes, followed to the end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from google.cloud.aiplatform_v1.types import CustomJob, JobState, job_service
+from google.longrunning import operations_pb2
+from google.protobuf import any_pb2, empty_pb2
+from google.rpc import code_pb2, status_pb2
+
+from penstock_local.api.dispatch import CallContext
+from penstock_local.api.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnimplementedError,
+)
+from penstock_local.api.messages import to_json
+from penstock_local.jobs.images import ImageMap, UnknownImageError
+from penstock_local.jobs.processes import ProcessRecord
+from penstock_local.jobs.runner import CustomJobRun, JobOutcome
+from penstock_local.logs import LogStore
+from penstock_local.services.names import Place
+from penstock_local.services.resources import ResourceStore, list_page, now
+
+logger = logging.getLogger(__name__)
+
+FINAL_STATES = frozenset(
+    {
+        JobState.JOB_STATE_SUCCEEDED,
+        JobState.JOB_STATE_FAILED,
+        JobState.JOB_STATE_CANCELLED,
+        JobState.JOB_STATE_EXPIRED,
+    }
+)
+MOVES: Mapping[int, frozenset[int]] = {
+    JobState.JOB_STATE_PENDING: frozenset(
+        {
+            JobState.JOB_STATE_RUNNING,
+            JobState.JOB_STATE_CANCELLING,
+            JobState.JOB_STATE_FAILED,
+        }
+    ),
+    JobState.JOB_STATE_RUNNING: frozenset(
+        {
+            JobState.JOB_STATE_RUNNING,
+            JobState.JOB_STATE_SUCCEEDED,
+            JobState.JOB_STATE_FAILED,
+            JobState.JOB_STATE_CANCELLING,
+        }
+    ),
+    JobState.JOB_STATE_CANCELLING: frozenset({JobState.JOB_STATE_CANCELLED, JobState.JOB_STATE_FAILED}),
+}
+"""Allowed moves of a CustomJob; final states have none."""
+
+# GCPC's launcher asks every 20 s. It sets no deadline, so its question is held until there is an answer.
+_LAUNCHER_AGENT = "google-cloud-pipeline-components"
+_LAUNCHER_HOLD_SECONDS = 300.0
+
+# What changes where or how a job runs and cannot be honoured by processes on one machine.
+_UNSUPPORTED_SPEC_FIELDS = (
+    "network", "reserved_ip_ranges", "psc_interface_config", "persistent_resource_id", "tensorboard", "experiment",
+    "experiment_run", "models", "enable_web_access", "enable_dashboard_access", "protected_artifact_location_id",
+)  # fmt: skip
+_UNSUPPORTED_POOL_FIELDS = ("nfs_mounts", "lustre_mounts", "python_package_spec")
+
+JobValidator = Callable[[dict[str, Any]], Sequence[str]]
+"""Findings for a CustomJob as REST JSON; handed in when the stand-in starts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRuntime:
+    """What every job of a stand-in runs with."""
+
+    images: ImageMap
+    logs: LogStore
+    record: ProcessRecord
+    client_environment: Mapping[str, str]
+    work_dir: Path
+    validator: JobValidator | None = None
+
+
+@dataclass
+class JobService:
+    """CustomJobs of one stand-in."""
+
+    store: ResourceStore
+    place: Place
+    runtime: JobRuntime
+    _runs: dict[str, CustomJobRun] = field(default_factory=dict)
+    _threads: dict[str, threading.Thread] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def create_custom_job(self, request: job_service.CreateCustomJobRequest, _: CallContext) -> CustomJob:
+        """Check the job, keep it, and start it at once."""
+        parent = self.place.parent(request.parent)
+        job = CustomJob(request.custom_job)
+        self._check(job)
+        job_id = self.store.next_id()
+        job.name = f"{parent}/customJobs/{job_id}"
+        job.state = JobState.JOB_STATE_PENDING
+        job.create_time = job.update_time = now()
+        self.store.insert(job, parent=parent)
+        run = CustomJobRun(
+            job_id=job_id,
+            spec=job.job_spec,
+            images=self.runtime.images,
+            logs=self.runtime.logs,
+            record=self.runtime.record,
+            client_environment=self.runtime.client_environment,
+            project_number=self.place.project_number,
+            work_dir=self.runtime.work_dir / job_id,
+        )
+        thread = threading.Thread(target=self._run, args=(job.name, run), name=f"job-{job_id}", daemon=True)
+        with self._lock:
+            self._runs[job.name], self._threads[job.name] = run, thread
+        thread.start()
+        return job
+
+    def get_custom_job(self, request: job_service.GetCustomJobRequest, context: CallContext) -> CustomJob:
+        """The job as it is; for GCPC's launcher, as it is when it has ended."""
+        name = self.place.name(request.name)
+        if _LAUNCHER_AGENT in context.user_agent:
+            return self.store.wait_for(CustomJob, name, _is_final, _LAUNCHER_HOLD_SECONDS)
+        return self.store.get(CustomJob, name)
+
+    def list_custom_jobs(self, request: job_service.ListCustomJobsRequest, _: CallContext) -> Any:
+        """Jobs of a location."""
+        jobs = list(self.store.all(CustomJob, self.place.parent(request.parent)))
+        page, token = list_page(jobs, request)
+        return job_service.ListCustomJobsResponse(custom_jobs=page, next_page_token=token)
+
+    def cancel_custom_job(
+        self, request: job_service.CancelCustomJobRequest, _: CallContext
+    ) -> empty_pb2.Empty:
+        """Begin to cancel; the job is CANCELLED when its replicas are gone. Nothing happens to an ended job."""
+        name = self.place.name(request.name)
+        if not _is_final(self.store.get(CustomJob, name)):
+            self._move(name, JobState.JOB_STATE_CANCELLING)
+            with self._lock:
+                run = self._runs.get(name)
+            if run is not None:
+                run.cancel()
+        return empty_pb2.Empty()
+
+    def delete_custom_job(
+        self, request: job_service.DeleteCustomJobRequest, _: CallContext
+    ) -> operations_pb2.Operation:
+        """Forget an ended job. Raises FailedPreconditionError for one that runs."""
+        name = self.place.name(request.name)
+        if not _is_final(self.store.get(CustomJob, name)):
+            raise FailedPreconditionError(f"{name} has not ended; cancel it first.")
+        self.store.delete(CustomJob, name)
+        return done_operation(name, empty_pb2.Empty())
+
+    def signal_replica(self, name: str, replica: str, number: int) -> None:
+        """Send a signal to a replica of a running job. Raises NotFoundError when there is none of that name."""
+        with self._lock:
+            run = self._runs.get(self.place.name(name))
+        if run is None or not run.signal_replica(replica, number):
+            raise NotFoundError(f"{name} has no running replica {replica!r}.")
+
+    def fail_interrupted(self) -> None:
+        """Close the jobs that were running when an earlier stand-in on this state ended."""
+        outcome = JobOutcome(error="the stand-in ended while this job was running")
+        for job in self.store.all(CustomJob):
+            if not _is_final(job):
+                self.store.update(CustomJob, job.name, lambda message: _close(message, outcome))
+
+    def shut_down(self) -> None:
+        """Cancel every job and wait until no replica is left."""
+        with self._lock:
+            runs, threads = list(self._runs.values()), list(self._threads.values())
+        for run in runs:
+            run.cancel()
+        for thread in threads:
+            thread.join()
+
+    def _run(self, name: str, run: CustomJobRun) -> None:
+        try:
+            outcome = run.run(_Listener(self, name))
+        except Exception as exc:
+            logger.exception("%s ended inside the stand-in", name)
+            outcome = JobOutcome(error=f"the stand-in failed: {exc!r}")
+        with self._lock:
+            del self._runs[name], self._threads[name]
+        self.store.update(CustomJob, name, lambda job: _close(job, outcome))
+
+    def move_to_running(self, name: str) -> None:
+        """All replicas run."""
+        self._move(name, JobState.JOB_STATE_RUNNING)
+
+    def _move(self, name: str, state: JobState) -> None:
+        def change(job: CustomJob) -> None:
+            if state not in MOVES.get(job.state, frozenset()):
+                return  # a cancel and an end crossed: the first one counts
+            if state is JobState.JOB_STATE_RUNNING and not job.start_time:
+                job.start_time = now()
+            job.state, job.update_time = state, now()
+
+        self.store.update(CustomJob, name, change)
+
+    def _check(self, job: CustomJob) -> None:
+        if not job.display_name:
+            raise InvalidArgumentError("customJob.displayName is empty; give the job a name.")
+        if not job.job_spec.worker_pool_specs:
+            raise InvalidArgumentError(
+                "customJob.jobSpec.workerPoolSpecs is empty; give at least the primary's pool."
+            )
+        for path in _unsupported_fields(job):
+            raise UnimplementedError(
+                f"{path} cannot be honoured by the stand-in; leave it out for a local run."
+            )
+        if job.job_spec.worker_pool_specs[0].replica_count != 1:
+            count = job.job_spec.worker_pool_specs[0].replica_count
+            raise InvalidArgumentError(
+                f"customJob.jobSpec.workerPoolSpecs[0].replicaCount is {count}; the primary's pool has exactly 1 "
+                "replica, further nodes go into pool 1."
+            )
+        for index, pool in enumerate(job.job_spec.worker_pool_specs):
+            self._check_pool(f"customJob.jobSpec.workerPoolSpecs[{index}]", pool)
+        findings = self.runtime.validator(to_json(job)) if self.runtime.validator else ()
+        if findings:
+            raise InvalidArgumentError("; ".join(findings))
+
+    def _check_pool(self, path: str, pool: Any) -> None:
+        if not pool.replica_count:
+            return  # an empty pool holds the place of one that the job does not use
+        try:
+            image = self.runtime.images.resolve(pool.container_spec.image_uri)
+        except UnknownImageError as exc:
+            raise InvalidArgumentError(f"{path}.containerSpec.imageUri: {exc}") from exc
+        if not pool.container_spec.command and not image.entrypoint:
+            raise InvalidArgumentError(
+                f"{path}.containerSpec.command is empty and the image map gives {image.repository} no entrypoint."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Listener:
+    service: JobService
+    name: str
+
+    def running(self) -> None:
+        self.service.move_to_running(self.name)
+
+
+def done_operation(name: str, response: Any) -> operations_pb2.Operation:
+    """A long-running operation that is over: clients take its response without asking again."""
+    packed = any_pb2.Any()
+    packed.Pack(response)
+    return operations_pb2.Operation(name=f"{name}/operations/1", done=True, response=packed)
+
+
+def _is_final(job: CustomJob) -> bool:
+    return job.state in FINAL_STATES
+
+
+def _unsupported_fields(job: CustomJob) -> Iterator[str]:
+    if job.encryption_spec.kms_key_name:
+        yield "customJob.encryptionSpec"
+    spec_fields = CustomJob.pb(job).job_spec
+    for name in _UNSUPPORTED_SPEC_FIELDS:
+        if _is_set(spec_fields, name):
+            yield f"customJob.jobSpec.{_camel(name)}"
+    for index, pool in enumerate(spec_fields.worker_pool_specs):
+        for name in _UNSUPPORTED_POOL_FIELDS:
+            if _is_set(pool, name):
+                yield f"customJob.jobSpec.workerPoolSpecs[{index}].{_camel(name)}"
+
+
+def _is_set(message: Any, name: str) -> bool:
+    return any(descriptor.name == name for descriptor, _value in message.ListFields())
+
+
+def _camel(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(word.capitalize() for word in rest)
+
+
+def _close(job: CustomJob, outcome: JobOutcome) -> None:
+    """Write a job's end into it."""
+    if outcome.succeeded and job.state != JobState.JOB_STATE_CANCELLING:
+        job.state = JobState.JOB_STATE_SUCCEEDED
+    elif outcome.cancelled or job.state == JobState.JOB_STATE_CANCELLING:
+        job.state = JobState.JOB_STATE_CANCELLED
+    else:
+        job.state = JobState.JOB_STATE_FAILED
+        # GCPC's launcher takes INVALID_ARGUMENT as the user's error and DEADLINE_EXCEEDED as its own.
+        code = code_pb2.DEADLINE_EXCEEDED if outcome.timed_out else code_pb2.INVALID_ARGUMENT
+        job.error = status_pb2.Status(code=code, message=outcome.error)
+    job.end_time = job.update_time = now()

@@ -1,0 +1,222 @@
+"""google.cloud.aiplatform.v1.ScheduleService: cron schedules that create pipeline jobs."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import re
+import threading
+import zoneinfo
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from cronsim import CronSim, CronSimError
+from google.cloud.aiplatform_v1.types import PipelineJob, Schedule, pipeline_service, schedule_service
+from google.longrunning import operations_pb2
+from google.protobuf import empty_pb2
+
+from penstock_local.api.dispatch import CallContext
+from penstock_local.api.errors import (
+    ApiError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnimplementedError,
+)
+from penstock_local.services.custom_jobs import done_operation
+from penstock_local.services.names import Place
+from penstock_local.services.resources import ResourceStore, list_page, now
+
+logger = logging.getLogger(__name__)
+
+_TIME_ZONE = re.compile(r"(?:CRON_)?TZ=(\S+)\s+(.*)$")
+_LONGEST_SLEEP_SECONDS = 60.0
+
+
+class PipelineJobs(Protocol):
+    """What a schedule needs of the pipeline service."""
+
+    def create_pipeline_job(
+        self, request: pipeline_service.CreatePipelineJobRequest, context: CallContext
+    ) -> PipelineJob:
+        """Create and start a job."""
+
+    def running_of_schedule(self, schedule_name: str) -> int:
+        """How many jobs of a schedule have not ended."""
+
+
+@dataclass
+class ScheduleService:
+    """Schedules of one stand-in, and the thread that fires them."""
+
+    store: ResourceStore
+    place: Place
+    pipelines: PipelineJobs
+    clock: Callable[[], datetime.datetime] = now
+    _wake: threading.Condition = field(default_factory=threading.Condition)
+    _stopped: bool = False
+    _thread: threading.Thread | None = None
+
+    def create_schedule(self, request: schedule_service.CreateScheduleRequest, _: CallContext) -> Schedule:
+        """Check the schedule and set its first run."""
+        parent = self.place.parent(request.parent)
+        schedule = Schedule(request.schedule)
+        self._check(schedule)
+        schedule.name = f"{parent}/schedules/{self.store.next_id()}"
+        schedule.state = Schedule.State.ACTIVE
+        schedule.create_time = schedule.update_time = self.clock()
+        schedule.start_time = schedule.start_time or schedule.create_time
+        schedule.next_run_time = _next_run(schedule, max(self.clock(), schedule.start_time))
+        self.store.insert(schedule, parent=parent)
+        self._notify()
+        return schedule
+
+    def get_schedule(self, request: schedule_service.GetScheduleRequest, _: CallContext) -> Schedule:
+        """The schedule as it is."""
+        return self.store.get(Schedule, self.place.name(request.name))
+
+    def list_schedules(self, request: schedule_service.ListSchedulesRequest, _: CallContext) -> Any:
+        """Schedules of a location."""
+        page, token = list_page(list(self.store.all(Schedule, self.place.parent(request.parent))), request)
+        return schedule_service.ListSchedulesResponse(schedules=page, next_page_token=token)
+
+    def pause_schedule(
+        self, request: schedule_service.PauseScheduleRequest, _: CallContext
+    ) -> empty_pb2.Empty:
+        """Stop firing until resumed."""
+        self._set_state(request.name, Schedule.State.ACTIVE, Schedule.State.PAUSED)
+        return empty_pb2.Empty()
+
+    def resume_schedule(
+        self, request: schedule_service.ResumeScheduleRequest, _: CallContext
+    ) -> empty_pb2.Empty:
+        """Fire again; with `catch_up`, the runs missed while paused are made up for."""
+        schedule = self._set_state(request.name, Schedule.State.PAUSED, Schedule.State.ACTIVE)
+
+        def change(message: Schedule) -> None:
+            message.catch_up = request.catch_up
+            if not request.catch_up:
+                message.next_run_time = _next_run(message, self.clock())
+
+        self.store.update(Schedule, schedule.name, change)
+        self._notify()
+        return empty_pb2.Empty()
+
+    def delete_schedule(
+        self, request: schedule_service.DeleteScheduleRequest, _: CallContext
+    ) -> operations_pb2.Operation:
+        """Forget the schedule; its jobs stay."""
+        name = self.place.name(request.name)
+        self.store.delete(Schedule, name)
+        return done_operation(name, empty_pb2.Empty())
+
+    def start(self) -> None:
+        """Begin to fire."""
+        self._thread = threading.Thread(target=self._loop, name="schedules", daemon=True)
+        self._thread.start()
+
+    def shut_down(self) -> None:
+        """Fire nothing more."""
+        with self._wake:
+            self._stopped = True
+            self._wake.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def fire_due(self) -> None:
+        """Create the jobs of every schedule whose time has come."""
+        for schedule in self.store.all(Schedule):
+            if schedule.state == Schedule.State.ACTIVE and self.clock() >= schedule.next_run_time:
+                self._fire(schedule)
+
+    def _loop(self) -> None:
+        while True:
+            self.fire_due()
+            with self._wake:
+                if not self._stopped:
+                    self._wake.wait(self._seconds_to_next())
+                if self._stopped:
+                    return
+
+    def _seconds_to_next(self) -> float:
+        active = [s.next_run_time for s in self.store.all(Schedule) if s.state == Schedule.State.ACTIVE]
+        waits: list[float] = [(time - self.clock()).total_seconds() for time in active]
+        return max(0.0, min([_LONGEST_SLEEP_SECONDS, *waits]))
+
+    def _fire(self, schedule: Schedule) -> None:
+        due = schedule.next_run_time
+        busy = self.pipelines.running_of_schedule(schedule.name) >= schedule.max_concurrent_run_count
+        if busy and schedule.allow_queueing:
+            return  # the run stays due until another one has ended
+        response = Schedule.RunResponse(scheduled_run_time=due, run_response="SKIPPED" if busy else "OK")
+        if not busy:
+            response.run_response = self._create_job(schedule, due)
+
+        def change(message: Schedule) -> None:
+            message.started_run_count += not busy
+            message.last_scheduled_run_response = response
+            message.next_run_time = _next_run(message, due)
+            ended = message.end_time and message.next_run_time > message.end_time
+            if ended or (message.max_run_count and message.started_run_count >= message.max_run_count):
+                message.state = Schedule.State.COMPLETED
+            message.update_time = self.clock()
+
+        self.store.update(Schedule, schedule.name, change)
+
+    def _create_job(self, schedule: Schedule, due: datetime.datetime) -> str:
+        request = pipeline_service.CreatePipelineJobRequest(schedule.create_pipeline_job_request)
+        request.pipeline_job.schedule_name = schedule.name
+        request.pipeline_job.display_name = request.pipeline_job.display_name or schedule.display_name
+        try:
+            job = self.pipelines.create_pipeline_job(request, CallContext(user_agent="schedule"))
+        except ApiError as exc:
+            logger.warning("%s could not create the run of %s: %s", schedule.name, due, exc)
+            return str(exc)
+        return f"OK: {job.name}"
+
+    def _check(self, schedule: Schedule) -> None:
+        if not schedule.display_name:
+            raise InvalidArgumentError("schedule.displayName is empty; give the schedule a name.")
+        if schedule.max_concurrent_run_count < 1:
+            raise InvalidArgumentError("schedule.maxConcurrentRunCount is required and at least 1.")
+        if "create_notebook_execution_job_request" in schedule:
+            raise UnimplementedError(
+                "schedule.createNotebookExecutionJobRequest cannot be honoured by the stand-in."
+            )
+        if schedule.create_pipeline_job_request.pipeline_job_id:
+            raise InvalidArgumentError(
+                "schedule.createPipelineJobRequest.pipelineJobId cannot be set: each run has its own."
+            )
+        _next_run(schedule, self.clock())
+
+    def _set_state(self, given: str, allowed: Schedule.State, state: Schedule.State) -> Schedule:
+        name = self.place.name(given)
+
+        def change(schedule: Schedule) -> None:
+            if schedule.state != allowed:
+                raise FailedPreconditionError(f"{name} is {schedule.state.name}; it must be {allowed.name}.")
+            schedule.state, schedule.update_time = state, self.clock()
+            if state is Schedule.State.PAUSED:
+                schedule.last_pause_time = self.clock()
+            else:
+                schedule.last_resume_time = self.clock()
+
+        return self.store.update(Schedule, name, change)
+
+    def _notify(self) -> None:
+        with self._wake:
+            self._wake.notify_all()
+
+
+def _next_run(schedule: Schedule, after: datetime.datetime) -> datetime.datetime:
+    """The first time after `after` that the cron expression names. Raises InvalidArgumentError."""
+    match = _TIME_ZONE.match(schedule.cron)
+    zone_name, expression = (match[1], match[2]) if match else ("UTC", schedule.cron)
+    try:
+        zone = zoneinfo.ZoneInfo(zone_name)
+        return next(CronSim(expression, after.astimezone(zone))).astimezone(datetime.UTC)
+    except (CronSimError, StopIteration, zoneinfo.ZoneInfoNotFoundError, ValueError) as exc:
+        raise InvalidArgumentError(
+            f"schedule.cron {schedule.cron!r} is not valid ({exc!r}); give five fields, such as `0 3 * * 1`, with an "
+            "optional prefix `TZ=Europe/Berlin`."
+        ) from exc

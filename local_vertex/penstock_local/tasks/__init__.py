@@ -1,0 +1,1 @@
+"""Container tasks of pipelines as processes."""

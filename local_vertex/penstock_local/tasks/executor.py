@@ -1,0 +1,93 @@
+"""Runs container tasks as processes: the orchestrator's Executor over the image map."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock_local.jobs.images import ImageMap
+from penstock_local.jobs.processes import ManagedProcess, ProcessRecord, base_environment
+from penstock_local.jobs.runner import GRACE_SECONDS
+from penstock_local.logs import LogStore
+from penstock_local.orchestrator.executor import TaskExit, TaskLaunch
+from penstock_local.storage import ObjectStore
+from penstock_local.tasks.gcs_view import GcsView, gcs_view
+
+TASK_REPLICA = "workerpool0-0"
+"""On Vertex a task's container is the only replica of a CustomJob, and its lines are filed under this name."""
+_LIGHTWEIGHT_MODULE = "kfp.dsl.executor_main"
+_HOOK = Path(__file__).parent / "startup_hook"
+_LAST_LINES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessExecutor:
+    """One for a stand-in; see the Protocol `Executor`."""
+
+    images: ImageMap
+    logs: LogStore
+    objects: ObjectStore
+    record: ProcessRecord
+    client_environment: Mapping[str, str]
+
+    def run(self, launch: TaskLaunch, cancelled: threading.Event) -> TaskExit:
+        """Block until the program has ended; SIGTERM to it when `cancelled` is set, SIGKILL after the grace."""
+        image = self.images.resolve(launch.image)
+        with self._view(launch) as view:
+            hook = {"PENSTOCK_GCS_VIEW": str(view.root), "PYTHONPATH": str(_HOOK)} if view else {}
+            process = ManagedProcess(
+                image.command_line(launch.command, launch.args),
+                env={
+                    **base_environment(image.python),
+                    **self.client_environment,
+                    **image.env,
+                    **hook,
+                    **launch.env,
+                },
+                cwd=launch.work_dir,
+                sink=lambda severity, line: self._log(launch.task_id, severity, line),
+                record=self.record,
+            )
+            code = _wait(process, cancelled)
+            if code == 0 and view:
+                view.bring_out(launch.executor_input)
+        return TaskExit(code, self._told(launch, code))
+
+    @contextlib.contextmanager
+    def _view(self, launch: TaskLaunch) -> Iterator[GcsView | None]:
+        """A view of the buckets for a lightweight Python task; other containers work with gs:// URIs."""
+        if not any(_LIGHTWEIGHT_MODULE in part for part in (*launch.command, *launch.args)):
+            yield None
+            return
+        with gcs_view(launch.work_dir / "gcs", self.objects, launch.executor_input) as view:
+            yield view
+
+    def _told(self, launch: TaskLaunch, code: int) -> str:
+        if code == 0:
+            return ""
+        lines = self.logs.last_lines(job_id=launch.task_id, task_name=TASK_REPLICA, count=_LAST_LINES)
+        return "\n".join(lines)
+
+    def _log(self, task_id: str, severity: str, line: str) -> None:
+        self.logs.append(job_id=task_id, task_name=TASK_REPLICA, severity=severity, line=line)
+
+
+def _wait(process: ManagedProcess, cancelled: threading.Event) -> int:
+    """The exit code. A second thread turns `cancelled` into signals."""
+    ended = threading.Event()
+
+    def stop_on_cancel() -> None:
+        while not ended.is_set():
+            if cancelled.wait(0.2):
+                process.stop(GRACE_SECONDS)
+                return
+
+    stopper = threading.Thread(target=stop_on_cancel, daemon=True)
+    stopper.start()
+    code = process.wait()
+    ended.set()
+    stopper.join()
+    return code
