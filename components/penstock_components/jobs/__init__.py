@@ -1,0 +1,1 @@
+"""Typed specs of distributed training jobs: checked where they are written, turned into what the API takes."""

@@ -1,0 +1,171 @@
+"""Follow a run to its end: task states from the job, progress from the structured lines of its tasks and replicas."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from penstock_pipelines.errors import ServiceError
+from penstock_pipelines.logs import LogLine, LogReader
+from penstock_pipelines.submit import RUN_LABEL
+from penstock_trainer.contract.events import ProgressEvent, StepEvent, parse_event
+
+_POLL_SECONDS = 1.0
+_FINAL = ("SUCCEEDED", "FAILED", "CANCELLED")
+
+
+@dataclass
+class TaskView:
+    """One task of a run as a person wants to see it."""
+
+    name: str
+    task_id: str
+    state: str = "PENDING"
+    seconds: float = 0.0
+    """Since it started, up to its end."""
+    error: str = ""
+    event: StepEvent | ProgressEvent | None = None
+    """The newest progress of it."""
+
+
+@dataclass
+class RunView:
+    """A run as it is now."""
+
+    run_id: str
+    state: str = "PENDING"
+    error: str = ""
+    tasks: dict[str, TaskView] = field(default_factory=dict)
+    first_step: StepEvent | None = None
+    last_step: StepEvent | None = None
+
+
+class Display(Protocol):
+    """Shows a run while it goes on. A Protocol because a terminal and a log file want different things."""
+
+    def update(self, view: RunView) -> None:
+        """Something may have changed."""
+
+
+class Follower:
+    """Watches one PipelineJob through the SDK's object."""
+
+    def __init__(self, job: Any, *, project: str) -> None:
+        self.view = RunView(job.name)
+        self._job = job
+        self._logs = LogReader(project)
+        self._custom_jobs: dict[str, Any] = {}
+
+    def follow(self, display: Display) -> RunView:
+        """Block until the run has ended. KeyboardInterrupt passes through."""
+        while True:
+            self.refresh()
+            display.update(self.view)
+            if self.view.state in _FINAL:
+                return self.view
+            time.sleep(_POLL_SECONDS)
+
+    def cancel(self, display: Display) -> RunView:
+        """Cancel the run and follow it until nothing of it is left."""
+        self._job.cancel()
+        return self.follow(display)
+
+    def refresh(self) -> None:
+        """Read the job and the new lines of what runs."""
+        resource = self._resource()
+        ended = _state_name(resource.state)
+        for detail in resource.job_detail.task_details:
+            # The task of the whole pipeline, groups and loops have no container.
+            if detail.executor_detail.container_detail.main_job or _state_name(detail.state) == "SKIPPED":
+                self._update_task(detail)
+        self._read_training()
+        # Set last: whoever sees the final state sees everything that led to it.
+        self.view.state, self.view.error = ended, resource.error.message
+
+    def custom_job(self) -> Any | None:
+        """The run's training job as the API has it, or None while there is none."""
+        found = list(self._training_jobs())
+        return found[-1] if found else None
+
+    def replica_lines(self, custom_job: Any) -> Iterator[LogLine]:
+        """Everything that a training job's replicas wrote."""
+        return self._logs.lines(custom_job.name.rpartition("/")[2])
+
+    def outputs(self, task_name: str) -> dict[str, Any]:
+        """Output parameters of a task by name, and metadata and `uri` of its output artifacts."""
+        for detail in self._resource().job_detail.task_details:
+            if detail.task_name == task_name:
+                told = {
+                    name.removeprefix("output:"): value
+                    for name, value in (detail.execution.metadata or {}).items()
+                    if name.startswith("output:")
+                }
+                for name, group in detail.outputs.items():
+                    artifact = group.artifacts[0]
+                    told[name] = {**(artifact.metadata or {}), "uri": artifact.uri}
+                return told
+        return {}
+
+    def _resource(self) -> Any:
+        from google.api_core import exceptions
+
+        try:
+            return self._job.api_client.get_pipeline_job(name=self._job.resource_name)
+        except exceptions.GoogleAPICallError as exc:
+            raise ServiceError(f"the service does not show the run: {exc}") from exc
+
+    def _update_task(self, detail: Any) -> None:
+        task = self.view.tasks.setdefault(detail.task_name, TaskView(detail.task_name, str(detail.task_id)))
+        was_open = task.state not in _FINAL
+        task.task_id, task.state, task.error = (
+            str(detail.task_id),
+            _state_name(detail.state),
+            detail.error.message,
+        )
+        if detail.start_time:
+            end = detail.end_time.timestamp() if detail.end_time else time.time()
+            task.seconds = max(0.0, end - detail.start_time.timestamp())
+        if was_open and detail.executor_detail.container_detail.main_job:
+            job_id = detail.executor_detail.container_detail.main_job.rpartition("/")[2]
+            task.event = _newest_event(self._logs.new_lines(job_id)) or task.event
+
+    def _read_training(self) -> None:
+        for job in self._training_jobs():
+            for line in self._logs.new_lines(job.name.rpartition("/")[2]):
+                event = parse_event(line.payload)
+                if isinstance(event, StepEvent):
+                    self.view.first_step = self.view.first_step or event
+                    self.view.last_step = event
+                    for task in self.view.tasks.values():
+                        if task.name.startswith("custom-training-job"):
+                            task.event = event
+
+    def _training_jobs(self) -> Iterator[Any]:
+        from google.cloud import aiplatform
+
+        if not self._custom_jobs:
+            client = aiplatform.gapic.JobServiceClient(
+                client_options={"api_endpoint": f"{self._job.location}-aiplatform.googleapis.com"}
+            )
+            self._custom_jobs["client"] = client
+        parent = self._job.resource_name.rpartition("/pipelineJobs/")[0]
+        request = {"parent": parent, "filter": f'labels.{RUN_LABEL}="{self.view.run_id}"'}
+        yield from reversed(list(self._custom_jobs["client"].list_custom_jobs(request=request)))
+
+
+def failed_replica(custom_job: Any) -> str:
+    """The error of a failed training job: which replica ended how, with its last lines."""
+    return str(custom_job.error.message) if _state_name(custom_job.state) == "FAILED" else ""
+
+
+def _newest_event(lines: Iterator[LogLine]) -> StepEvent | ProgressEvent | None:
+    newest = None
+    for line in lines:
+        newest = parse_event(line.payload) or newest
+    return newest
+
+
+def _state_name(state: Any) -> str:
+    return str(state.name).removeprefix("PIPELINE_STATE_").removeprefix("JOB_STATE_")

@@ -1,0 +1,136 @@
+"""The stand-in as a background process: started on a state directory, found again by it, and stopped.
+
+The stand-in is another program; all that passes between the two is its command line and `server.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock_pipelines.errors import InputError, ServiceError
+from penstock_pipelines.settings import Settings
+
+DEFAULT_STATE = Path(".penstock")
+_START_SECONDS = 60.0
+_STOP_SECONDS = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class LocalServer:
+    """A running stand-in."""
+
+    state: Path
+    pid: int
+    front_port: int
+    variables: Mapping[str, str]
+    """What a client sets."""
+    unset: tuple[str, ...]
+    """What a client removes."""
+
+    def environment(self) -> dict[str, str]:
+        """This process's environment, in which clients find the stand-in."""
+        kept = {name: value for name, value in os.environ.items() if name not in self.unset}
+        return {**kept, **self.variables}
+
+    def stop(self) -> None:
+        """End it and wait until it is gone: it cancels what it runs first. Raises ServiceError after 90 s."""
+        os.kill(self.pid, signal.SIGTERM)
+        deadline = time.monotonic() + _STOP_SECONDS
+        while _is_alive(self.pid):
+            if time.monotonic() > deadline:
+                raise ServiceError(
+                    f"the stand-in (process {self.pid}) did not end within {_STOP_SECONDS:.0f} s."
+                )
+            time.sleep(0.05)
+
+
+def find_server(state: Path) -> LocalServer | None:
+    """The stand-in that runs on a state directory, or None."""
+    try:
+        told = json.loads((state / "server.json").read_text())
+    except FileNotFoundError:
+        return None
+    if not _is_alive(told["pid"]):
+        return None
+    return LocalServer(state, told["pid"], told["front_port"], told["environment"], tuple(told["unset"]))
+
+
+def start_server(state: Path, settings: Settings, *, port: int = 0) -> LocalServer:
+    """Start a stand-in in the background and wait until it serves.
+
+    Raises InputError when the state directory or the port is in use, ServiceError when it does not come up.
+    """
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    image_map = state / "images.toml"
+    image_map.write_text(_image_map(settings))
+    log = state / "server.log"
+    command = [
+        sys.executable, "-m", "penstock_local", "--state", str(state), "--project", settings.project,
+        "--location", settings.location, "--bucket", settings.bucket, "--images", str(image_map), "--port", str(port),
+    ]  # fmt: skip
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        server = find_server(state)
+        if server is not None and server.pid == process.pid:
+            return server
+        code = process.poll()
+        if code is not None:
+            error = InputError if code == 2 else ServiceError
+            raise error(f"the stand-in did not start:\n{log.read_text().strip()}")
+        time.sleep(0.05)
+    process.kill()
+    raise ServiceError(f"the stand-in did not serve within {_START_SECONDS:.0f} s; its log is {log}.")
+
+
+def reset_state(state: Path) -> None:
+    """Delete a state directory. Raises InputError when a stand-in runs on it, or when it is not one."""
+    if find_server(state) is not None:
+        raise InputError(
+            f"a stand-in is running on {state}; stop it with `penstock local down --state {state}`."
+        )
+    if state.exists() and any(state.iterdir()) and not (state / "lock").exists():
+        raise InputError(f"{state} is not the state directory of a stand-in; it is left as it is.")
+    shutil.rmtree(state, ignore_errors=True)
+
+
+def _image_map(settings: Settings) -> str:
+    """Both of our images are this interpreter: locally they are built from what is installed here."""
+    repositories = {_repository(image) for image in (settings.images.components, settings.images.trainer)}
+    tables = [
+        f"[images.{json.dumps(r)}]\npython = {json.dumps(sys.executable)}\n" for r in sorted(repositories)
+    ]
+    return "# Written by `penstock`.\n" + "\n".join(tables)
+
+
+def _repository(image: str) -> str:
+    head, slash, last = image.partition("@")[0].rpartition("/")
+    return f"{head}{slash}{last.partition(':')[0]}"
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return _exists(pid)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return not Path("/proc").is_dir()
