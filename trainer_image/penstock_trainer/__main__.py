@@ -1,0 +1,56 @@
+"""Container entry of a node: our trainer, or with the first argument `launch` anybody's script.
+
+    python -m penstock_trainer --config=<JSON> --<dotted.field>=<value> ...
+    python -m penstock_trainer launch [--processes-per-node=N] -- python train.py ...
+
+Exit codes: 0 every rank of every node is done; 134 another try can help (preempted with state saved, a rank or node
+was lost, a collective failed); 1 anything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from penstock_trainer.cluster import ClusterError
+from penstock_trainer.contract.fields import ContractError
+from penstock_trainer.launch import LaunchError, launch_script, launch_trainer
+from penstock_trainer.outcome import RETRYABLE
+from penstock_trainer.rendezvous import RendezvousError
+from penstock_trainer.storage import StorageError
+
+logger = logging.getLogger("penstock_trainer")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command line and return the exit code."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        if argv[:1] == ["launch"]:
+            return _launch(argv[1:])
+        return launch_trainer(argv, os.environ)
+    except (ContractError, ClusterError, LaunchError, StorageError) as exc:
+        logger.error("%s: %s", type(exc).__name__, exc)
+        return 1
+    except RendezvousError as exc:
+        logger.error("RendezvousError: %s", exc)
+        return RETRYABLE
+
+
+def _launch(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m penstock_trainer launch", usage="%(prog)s [--processes-per-node=N] -- COMMAND ..."
+    )
+    parser.add_argument("--processes-per-node", type=int, help="default: visible accelerators, else 1")
+    if "--" not in argv:
+        parser.error("give the command after --")
+    split = list(argv).index("--")
+    options = parser.parse_args(argv[:split])
+    return launch_script(argv[split + 1 :], os.environ, processes_per_node=options.processes_per_node)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

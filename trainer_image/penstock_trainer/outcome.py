@@ -1,0 +1,126 @@
+"""How ranks ended, and what that makes of the job's exit code.
+
+Vertex restarts a replica or retries the job after 134 and gives up after most other codes, so the code says whether
+another try can help. torchrun's does not (1 for a rank that was killed), and a rank's own does not either: survivors
+of a lost peer end with an ordinary exception.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+Outcome = Literal["done", "preempted", "retryable", "failed"]
+
+RETRYABLE = 134
+"""SIGABRT by the shell's convention, which Vertex takes for possibly transient (as it does 139)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankEnd:
+    """The end of one rank."""
+
+    rank: int
+    outcome: Outcome
+    reported: bool
+    """The rank said so itself. Otherwise it is concluded from how the process ended."""
+    stopped: bool
+    """The launcher had sent SIGKILL before."""
+    ended_at: float
+    """Seconds since the epoch by the clock of its node."""
+    error: str = ""
+    """One line; empty when done."""
+    traceback: str = ""
+    step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What every launcher of a job exits with, and why."""
+
+    exit_code: int
+    reason: str
+    """The first cause, with its traceback; consequences are left out."""
+
+
+def read_end(
+    rank: int, returncode: int, result_file: Path | None, *, stopped: bool, ended_at: float
+) -> RankEnd:
+    """The end of a process from its return code (negative: the signal) and from what it wrote.
+
+    `result_file` is None for a script that reports nothing; then exit code 0 means done. A file that does not parse is
+    taken for none: the rank was killed while it wrote.
+    """
+    told = _read_result(result_file)
+    if told is not None:
+        return RankEnd(
+            rank=rank,
+            outcome=told["outcome"],
+            reported=True,
+            stopped=stopped,
+            ended_at=ended_at,
+            error=str(told.get("error") or ""),
+            traceback=str(told.get("traceback") or ""),
+            step=told.get("step"),
+        )
+    outcome, error = _conclude(returncode, reports=result_file is not None)
+    return RankEnd(
+        rank=rank, outcome=outcome, reported=False, stopped=stopped, ended_at=ended_at, error=error
+    )
+
+
+def decide(ends: Sequence[RankEnd], lost_nodes: Sequence[int] = ()) -> Verdict:
+    """The job's verdict from the ends of all ranks that are known and the nodes whose launchers vanished.
+
+    The first cause decides, not what followed from it: a rank that reports a failure of its own, else the first that
+    ended without a report (its peers then see a broken connection), else the first that reports a broken collective,
+    else a lost node, else what the launcher itself stopped.
+    """
+    bad = [end for end in ends if end.outcome != "done"]
+    cause = min(bad, key=lambda end: (_blame(end), end.ended_at), default=None)
+    if lost_nodes and (cause is None or _blame(cause) > _LOST_NODE):
+        nodes = ", ".join(map(str, lost_nodes))
+        return Verdict(exit_code=RETRYABLE, reason=f"the launcher of node {nodes} is no longer heard of")
+    if cause is None:
+        return Verdict(exit_code=0, reason=f"all {len(ends)} ranks are done")
+    at = f" at step {cause.step}" if cause.step is not None else ""
+    trace = f"\n{cause.traceback.rstrip()}" if cause.traceback else ""
+    return Verdict(
+        exit_code=1 if cause.outcome == "failed" else RETRYABLE,
+        reason=f"rank {cause.rank} {_VERBS[cause.outcome]}{at}: {cause.error or 'no reason given'}{trace}",
+    )
+
+
+_LOST_NODE = 3
+_VERBS = {"failed": "failed", "retryable": "was lost or lost its peers", "preempted": "was preempted"}
+
+
+def _blame(end: RankEnd) -> int:
+    """Lower is closer to the cause."""
+    if end.reported:
+        return {"failed": 0, "retryable": 2}.get(end.outcome, 5)
+    return 4 if end.stopped else 1
+
+
+def _conclude(returncode: int, *, reports: bool) -> tuple[Outcome, str]:
+    if returncode < 0:
+        return "retryable", f"died by signal {-returncode} ({signal.strsignal(-returncode)})"
+    if returncode > 0:
+        return "failed", f"exit code {returncode}{' without a report' if reports else ''}"
+    return ("failed", "exit code 0 without a report") if reports else ("done", "")
+
+
+def _read_result(path: Path | None) -> dict[str, Any] | None:
+    if path is None or not path.exists():
+        return None
+    try:
+        told = json.loads(path.read_text())
+    except ValueError:
+        return None
+    if not isinstance(told, dict) or told.get("outcome") not in get_args(Outcome):
+        return None
+    return told
