@@ -158,7 +158,7 @@ def submit(
     run_id = run_id or f"{declared.pipeline_name}-{time.strftime('%Y%m%d-%H%M%S')}"
     submission = Submission(compiled=compiled, run_id=run_id, parameters=values, enable_caching=caching)
     job = send(submission, settings)
-    click.echo(f"run {job.resource_name}")
+    click.echo(f"run {job.resource_name}\n{job._dashboard_uri()}")
     if not detach:
         _follow(job, settings, report_dir)
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from penstock_pipelines.errors import ServiceError
 from penstock_pipelines.logs import LogLine, LogReader
 from penstock_pipelines.submit import RUN_LABEL
+from google.protobuf import json_format
 from penstock_trainer.contract.events import ProgressEvent, StepEvent, parse_event
 
 _POLL_SECONDS = 1.0
@@ -97,15 +98,7 @@ class Follower:
         """Output parameters of a task by name, and metadata and `uri` of its output artifacts."""
         for detail in self._resource().job_detail.task_details:
             if detail.task_name == task_name:
-                told = {
-                    name.removeprefix("output:"): value
-                    for name, value in (detail.execution.metadata or {}).items()
-                    if name.startswith("output:")
-                }
-                for name, group in detail.outputs.items():
-                    artifact = group.artifacts[0]
-                    told[name] = {**(artifact.metadata or {}), "uri": artifact.uri}
-                return told
+                return _outputs(json_format.MessageToDict(type(detail).pb(detail)))
         return {}
 
     def _resource(self) -> Any:
@@ -158,6 +151,18 @@ class Follower:
 def failed_replica(custom_job: Any) -> str:
     """The error of a failed training job: which replica ended how, with its last lines."""
     return str(custom_job.error.message) if _state_name(custom_job.state) == "FAILED" else ""
+
+
+def _outputs(detail: dict[str, Any]) -> dict[str, Any]:
+    """Vertex keeps output parameters in the execution's metadata, under `output:` names."""
+    metadata = detail.get("execution", {}).get("metadata", {})
+    told = {
+        name.removeprefix("output:"): value for name, value in metadata.items() if name.startswith("output:")
+    }
+    for name, group in detail.get("outputs", {}).items():
+        artifact = group["artifacts"][0]
+        told[name] = {**artifact.get("metadata", {}), "uri": artifact.get("uri", "")}
+    return told
 
 
 def _newest_event(lines: Iterator[LogLine]) -> StepEvent | ProgressEvent | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from kfp import dsl
 
+from penstock_components.container import LOCATION, PROJECT
 from penstock_components.evaluate import evaluate
 from penstock_components.fingerprint import fingerprint
 from penstock_components.gate import gate
@@ -75,7 +76,12 @@ def build_pipeline(images: Images, recipe: Recipe, *, location: str) -> Any:
             min_improvement_over_champion: Share by which bits per byte must be below the champion's, and more.
             service_account: Account that training runs as. Empty: the service's default.
         """
-        exit_task = record_op().set_display_name("record-status")
+        # Given here although they are the components' defaults: that placeholders in constants of a pipeline are
+        # resolved inside an ExecutorInput is documented; for those in defaults there is no source.
+        place = {"project": PROJECT, "location": LOCATION}
+        exit_task = record_op(
+            pipeline_root=dsl.PIPELINE_ROOT_PLACEHOLDER, run_name=dsl.PIPELINE_JOB_NAME_PLACEHOLDER
+        )
         with dsl.ExitHandler(exit_task, name="pretrain"):
             source = fingerprint_op(source_uri=source_uri).set_caching_options(False)
             staged = stage_op(
@@ -105,7 +111,7 @@ def build_pipeline(images: Images, recipe: Recipe, *, location: str) -> Any:
                 gcp_resources=trained.outputs["gcp_resources"], train_directory=TRAIN_DIRECTORY
             ).set_caching_options(False)
             scored = evaluate_op(
-                model=synced.outputs["model"], dataset_uri=staged.outputs["uri"], model_id=model_id
+                model=synced.outputs["model"], dataset_uri=staged.outputs["uri"], model_id=model_id, **place
             ).set_caching_options(False)
             verdict = gate_op(
                 evaluation=scored.outputs["evaluation"],
@@ -119,6 +125,8 @@ def build_pipeline(images: Images, recipe: Recipe, *, location: str) -> Any:
                     model_id=model_id,
                     serving_image=images.serving,
                     promote=verdict.outputs["promote"],
+                    run_name=dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
+                    **place,
                 ).set_caching_options(False)
 
     return pretrain

@@ -67,8 +67,7 @@ def _evaluation(metrics: dict[str, Any]) -> str:
 def _verdict(outputs: dict[str, Any]) -> str:
     decision = "promoted to champion" if outputs["promote"] else "not promoted"
     registered = "registered" if outputs["register"] else "not registered"
-    reasons = outputs.get("verdict", {}).get("reasons", [])
-    return f"{registered}, {decision}: " + ("; ".join(reasons) if isinstance(reasons, list) else str(reasons))
+    return f"{registered}, {decision}: " + " ".join(outputs["verdict"]["reasons"])
 
 
 def _reducers(follower: Follower, custom_job: Any) -> Iterator[tuple[str, str]]:

@@ -11,8 +11,9 @@ import fcntl
 import functools
 import os
 import shutil
-import tempfile
+import time
 import urllib.parse
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from google.cloud.storage import Blob, Client
 
 Buffer = bytes | bytearray | memoryview
+_TEMPORARY_PREFIX = ".writing-"
 
 
 class StorageError(Exception):
@@ -131,17 +133,17 @@ def join(uri: str, *names: str) -> str:
     return "/".join([uri.rstrip("/"), *(name.strip("/") for name in names)])
 
 
+def storage_for(uri: str) -> Storage:
+    """The process's storage for a URI's scheme; its client is made on the first call. Raises UnsupportedUriError."""
+    scheme = urllib.parse.urlsplit(uri).scheme
+    if scheme not in ("gs", "file"):
+        raise UnsupportedUriError(f"{uri!r} is not a storage URI: give gs://BUCKET/NAME or file:///PATH.")
+    return _storage_of(scheme)
+
+
 @functools.cache
-def storage_for(uri_or_scheme: str) -> Storage:
-    """The process's storage for a URI's scheme; the client is made on the first call. Raises UnsupportedUriError."""
-    scheme = urllib.parse.urlsplit(uri_or_scheme).scheme
-    if scheme == "gs":
-        return GcsStorage()
-    if scheme == "file":
-        return FileStorage()
-    raise UnsupportedUriError(
-        f"{uri_or_scheme!r} is not a storage URI: give gs://BUCKET/NAME or file:///PATH."
-    )
+def _storage_of(scheme: str) -> Storage:
+    return GcsStorage() if scheme == "gs" else FileStorage()
 
 
 class GcsStorage:
@@ -315,10 +317,13 @@ class FileStorage:
         """See Storage.write. A condition other than 0 is checked and applied under a lock on the directory."""
         path = path_of(uri)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".writing-", delete=False) as file:
-            temporary = Path(file.name)
+        temporary = path.parent / f"{_TEMPORARY_PREFIX}{uuid.uuid4().hex}"
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
+            # The kernel's own stamp moves in ticks of milliseconds; two writes within one would share a generation.
+            stamp = time.time_ns()
+            os.utime(file.fileno(), ns=(stamp, stamp))
             os.fsync(file.fileno())
         try:
             self._publish(temporary, path, uri, if_generation_match)
@@ -339,7 +344,11 @@ class FileStorage:
         prefix = str(path_of(prefix_uri)) + ("/" if prefix_uri.endswith("/") else "")
         top = Path(prefix) if prefix.endswith("/") else Path(prefix).parent
         for path in sorted(top.rglob("*")):
-            if path.is_file() and str(path).startswith(prefix) and not path.name.startswith(".writing-"):
+            if (
+                path.is_file()
+                and str(path).startswith(prefix)
+                and not path.name.startswith(_TEMPORARY_PREFIX)
+            ):
                 info = self.stat(path.as_uri())
                 if info is not None:
                     yield info

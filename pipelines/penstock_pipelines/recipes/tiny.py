@@ -30,7 +30,7 @@ def tiny_zero2() -> Recipe:
         description="1.3 M parameter decoder, DeepSpeed ZeRO-2 on 2 nodes, with a Reduction Server pool",
         config=_config("zero2"),
         resources=Resources(machine=_NODE, num_nodes=2, reduction_server=ReductionServer(replica_count=1)),
-        vocab_size=2048,
+        vocab_size=1024,
     )
 
 
@@ -41,7 +41,7 @@ def tiny_fsdp() -> Recipe:
         description="1.3 M parameter decoder, torch FSDP2 on 2 nodes",
         config=_config("fsdp-full"),
         resources=Resources(machine=_NODE, num_nodes=2),
-        vocab_size=2048,
+        vocab_size=1024,
     )
 
 
