@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from google.protobuf import json_format
+
 from penstock_pipelines.errors import ServiceError
 from penstock_pipelines.logs import LogLine, LogReader
 from penstock_pipelines.submit import RUN_LABEL
-from google.protobuf import json_format
 from penstock_trainer.contract.events import ProgressEvent, StepEvent, parse_event
 
 _POLL_SECONDS = 1.0

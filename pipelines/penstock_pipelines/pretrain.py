@@ -81,7 +81,7 @@ def build_pipeline(images: Images, recipe: Recipe, *, location: str) -> Any:
         place = {"project": PROJECT, "location": LOCATION}
         exit_task = record_op(
             pipeline_root=dsl.PIPELINE_ROOT_PLACEHOLDER, run_name=dsl.PIPELINE_JOB_NAME_PLACEHOLDER
-        )
+        ).set_caching_options(False)
         with dsl.ExitHandler(exit_task, name="pretrain"):
             source = fingerprint_op(source_uri=source_uri).set_caching_options(False)
             staged = stage_op(

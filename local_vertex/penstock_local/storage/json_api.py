@@ -35,7 +35,6 @@ _OFF_IS_FINE = frozenset(
         "overrideUnlockedRetention",
         "returnPartialSuccess",
         "softDeleted",
-        "versions",
     }
 )
 PRECONDITIONS = frozenset(
@@ -155,7 +154,8 @@ class JsonApi:
             _route("GET", "/b/{bucket}/iam", self._get_iam_policy, {"optionsRequestedPolicyVersion"}),
             _route("PUT", "/b/{bucket}/iam", self._set_iam_policy),
             _route("GET", "/b/{bucket}/iam/testPermissions", self._test_permissions, {"permissions"}),
-            _route("GET", "/b/{bucket}/o", self._list_objects, set(_LISTING)),
+            # Without versioning the live objects are all versions there are.
+            _route("GET", "/b/{bucket}/o", self._list_objects, _LISTING.keys() | {"versions"}),
             _route("GET", "/b/{bucket}/o/{name}", self._get_object, of_object),
             _route("PATCH", "/b/{bucket}/o/{name}", self._patch_object, of_object),
             _route("PUT", "/b/{bucket}/o/{name}", self._replace_object, of_object),

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
+
+from penstock_trainer.contract.fields import ContractError, from_dict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +57,10 @@ def parse_event(payload: Any) -> StepEvent | ProgressEvent | None:
         return None
     kinds: dict[str, type[StepEvent] | type[ProgressEvent]] = {"step": StepEvent, "progress": ProgressEvent}
     kind = kinds.get(str(payload.get("event")))
-    if kind is None or any(name.name not in payload for name in fields(kind)):
+    if kind is None:
         return None
-    return kind(**{name.name: payload[name.name] for name in fields(kind)})
+    try:
+        # Cloud Logging keeps every number as a double: 100 comes back as 100.0.
+        return from_dict(kind, {name: payload[name] for name in kind.__slots__ if name in payload})
+    except ContractError:
+        return None

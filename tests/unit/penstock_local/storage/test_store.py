@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -439,8 +441,5 @@ def test_what_does_not_exist_is_not_found(store: ObjectStore, tmp_path: Path) ->
 
 
 def test_importing_the_package_does_not_load_the_web_framework() -> None:
-    import subprocess
-    import sys
-
     code = "import sys, penstock_local.storage; sys.exit('starlette' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
