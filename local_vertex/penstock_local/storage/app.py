@@ -105,6 +105,8 @@ class _Wire:
 
 
 def _error_json(error: StorageError) -> Response:
+    if error.status == 304:  # has no body; one would be read as the next answer on the connection
+        return Response(status_code=304)
     return JSONResponse(error.to_json(), status_code=error.status, headers=dict(error.headers))
 
 

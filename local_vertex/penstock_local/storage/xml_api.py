@@ -301,7 +301,7 @@ def _parse_parts(body: bytes) -> list[tuple[int, str]]:
         root = ElementTree.fromstring(body)  # noqa: S314  # expat resolves no external entities and bounds expansion
         return [
             (int(part.findtext("{*}PartNumber", "")), part.findtext("{*}ETag", ""))
-            for part in root.iter("{*}Part")
+            for part in root.findall("{*}Part")
         ]
     except (ElementTree.ParseError, ValueError) as exc:
         raise InvalidRequestError(f"the body is not a CompleteMultipartUpload document: {exc}") from exc
