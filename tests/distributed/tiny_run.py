@@ -1,0 +1,107 @@
+"""The training run that tests of several ranks share: small enough for seconds, with everything in it that a big one has."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock_trainer.contract.config import (
+    CheckpointConfig,
+    DataConfig,
+    EngineConfig,
+    JobConfig,
+    ModelConfig,
+    OptimConfig,
+    Strategy,
+)
+from penstock_trainer.contract.dataset import DatasetManifest
+from penstock_trainer.contract.events import StepEvent, parse_event
+from penstock_trainer.data import TokenWindows, read_manifest
+from penstock_trainer.model.decoder import Decoder, next_token_loss
+from penstock_trainer.optim import learning_rate
+
+# Losses of two strategies or world sizes differ by the order of fp32 sums: about 1e-6 of a loss near 5 over these
+# steps. A missing average, a clip by a local norm or a repeated batch shows in the third digit.
+LOSS_TOLERANCE = 5e-6
+
+
+def tiny_config(
+    data_uri: str, root_uri: str = "", *, strategy: Strategy = "fsdp-full", **more: Any
+) -> JobConfig:
+    """12 steps of 12 sequences, accumulated over 2 micro-batches or more, clipped in every step."""
+    config = JobConfig(
+        # Grouped heads; sizes that 2 and 3 ranks cut unevenly.
+        model=ModelConfig(
+            dim=32, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=52, tie_embeddings=False
+        ),
+        data=DataConfig(uri=data_uri, seq_len=32),
+        optim=OptimConfig(warmup_steps=3, clip_norm=0.3),
+        engine=EngineConfig(strategy=strategy, timeout_seconds=60),
+        checkpoint=CheckpointConfig(uri=root_uri, interval=4),
+        steps=12,
+        global_batch=12,
+        max_micro_batch=3,
+        log_interval=1,
+        seed=7,
+    )
+    return replace(config, **more)
+
+
+def windows_in_place(directory: Path, manifest: DatasetManifest, config: JobConfig) -> TokenWindows:
+    """The train split without a process group."""
+    import numpy as np
+
+    shards = [np.fromfile(directory / shard.name, dtype="<u2") for shard in manifest.train]
+    return TokenWindows(shards, seq_len=config.data.seq_len, seed=config.seed)
+
+
+def reference_losses(directory: Path, config: JobConfig) -> list[float]:
+    """The same run in plain torch: one process, one batch, torch's own AdamW and clipping."""
+    manifest = read_manifest(directory.as_uri())
+    windows = windows_in_place(directory, manifest, config)
+    model = Decoder(config.model, manifest.tokenizer.vocab_size)
+    model.initialize(config.seed)
+    matrices = [weight for weight in model.parameters() if weight.ndim >= 2]
+    vectors = [weight for weight in model.parameters() if weight.ndim < 2]
+    optim = config.optim
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+        betas=(optim.beta1, optim.beta2),
+        eps=optim.eps,
+        foreach=False,
+    )
+    losses = []
+    for step in range(config.steps):
+        tokens: Tensor = windows.samples(step * config.global_batch, config.global_batch)
+        loss = next_token_loss(model(tokens[:, :-1]), tokens[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), optim.clip_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(optim, step, config.steps)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def step_events(stdout: str) -> list[StepEvent]:
+    """The steps that a rank has logged."""
+    events = [parse_event(line) for line in stdout.splitlines()]
+    return [event for event in events if isinstance(event, StepEvent)]
+
+
+def losses_by_scenario(stdout: str) -> dict[str, dict[int, float]]:
+    """Loss by step of each scenario of training_ranks.py."""
+    found: dict[str, dict[int, float]] = {}
+    steps: dict[int, float] = {}
+    for line in stdout.splitlines():
+        if line.startswith('{"scenario"'):
+            steps = found.setdefault(json.loads(line)["scenario"], {})
+        elif isinstance(event := parse_event(line), StepEvent):
+            steps[event.step] = event.loss
+    return found

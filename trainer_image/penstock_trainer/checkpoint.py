@@ -1,0 +1,285 @@
+"""Checkpoints of a run: snapshot, write, commit; and continue from the newest that is whole.
+
+A step becomes a checkpoint with its manifest, which rank 0 writes after every rank's objects. What a writer left behind
+that did not get so far is never read. The layout is penstock_trainer.contract.checkpoint.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+from penstock_trainer.checkpoint_io import ObjectReader, ObjectWriter
+from penstock_trainer.contract.checkpoint import (
+    FORMAT_VERSION,
+    CheckpointObject,
+    Manifest,
+    Owner,
+    manifest_uri,
+    owner_uri,
+    step_dir_uri,
+    step_of,
+)
+from penstock_trainer.contract.config import JobConfig
+from penstock_trainer.contract.fields import ContractError
+from penstock_trainer.engines.engine import State
+from penstock_trainer.errors import CheckpointError, FencedError
+from penstock_trainer.storage import (
+    ObjectCorruptError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    Storage,
+    StorageError,
+    join,
+    storage_for,
+)
+from penstock_trainer.world import World
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far the run is, over all attempts."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    samples_seen: int = 0
+    tokens_seen: int = 0
+
+    def after(self, *, samples: int, seq_len: int) -> Progress:
+        """After one more step over so many samples."""
+        return Progress(
+            step=self.step + 1,
+            samples_seen=self.samples_seen + samples,
+            tokens_seen=self.tokens_seen + samples * seq_len,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """State as of one step. Its tensors must not change until it is written."""
+
+    progress: Progress
+    state: State
+
+
+class Checkpointer:
+    """The one writer below a checkpoint root, as long as `owner` is what owner.json says. Every method is collective."""
+
+    def __init__(
+        self, root_uri: str, owner: Owner, config: JobConfig, world: World, storage: Storage | None = None
+    ) -> None:
+        self.root_uri = root_uri.rstrip("/")
+        self.owner = owner
+        self._config = config
+        self._world = world
+        self._storage = storage or storage_for(root_uri)
+
+    def save(self, snapshot: Snapshot) -> str:
+        """Write and commit; the step's directory. Blocks until the manifest stands.
+
+        Raises FencedError when another attempt has taken over, before anything is written or before the commit.
+        """
+        uri = step_dir_uri(self.root_uri, snapshot.progress.step)
+        self.check_owner()
+        writer = self._write(snapshot, uri)
+        self._commit(snapshot.progress, writer)
+        logger.info("saved step %d to %s", snapshot.progress.step, uri)
+        return uri
+
+    def restore(self, state: State) -> Progress | None:
+        """Fill `state` from the newest whole checkpoint, of this root or else of resume_from; None when there is none.
+
+        One with a missing or corrupt part is named in the log and the one before is taken. Raises CheckpointError when
+        resume_from is needed and has none, or when the model's shape is another.
+        """
+        progress = self._restore_from(self.root_uri, state, self._storage)
+        earlier = self._config.checkpoint.resume_from
+        if progress is None and earlier:
+            progress = self._restore_from(earlier, state, storage_for(earlier))
+            if progress is None:
+                raise CheckpointError(
+                    f"checkpoint.resume_from = {earlier!r} has no checkpoint that can be read. "
+                    "Give the root of an earlier run's step directories, or leave it empty to begin anew."
+                )
+        return progress
+
+    def check_owner(self) -> None:
+        """Raise FencedError unless this attempt still owns the root."""
+        self._world.from_primary(lambda: _check_owner(self._storage, self.root_uri, self.owner))
+
+    def _write(self, snapshot: Snapshot, uri: str) -> ObjectWriter:
+        writer = ObjectWriter(self._storage, uri, attempt=self.owner.attempt, rank=self._world.env.rank)
+        try:
+            dcp_save(snapshot.state, storage_writer=writer, process_group=self._world.control)
+        except CheckpointException as exc:  # not an Exception
+            raise CheckpointError(f"writing {uri} failed: {_reasons(exc)}") from exc
+        return writer
+
+    def _commit(self, progress: Progress, writer: ObjectWriter) -> None:
+        objects = [entry for written in self._world.gather(writer.written) for entry in written]
+        self._world.from_primary(
+            lambda: _write_manifest(
+                self._storage, self.root_uri, self.owner, self._manifest(progress, writer.index_name, objects)
+            )
+        )
+
+    def _manifest(self, progress: Progress, index: str, objects: list[CheckpointObject]) -> Manifest:
+        config: Mapping[str, Any] = json.loads(self._config.to_json())
+        return Manifest(
+            format_version=FORMAT_VERSION,
+            step=progress.step,
+            samples_seen=progress.samples_seen,
+            tokens_seen=progress.tokens_seen,
+            config=config,
+            config_hash=self._config.hash,
+            strategy=self._config.engine.strategy,
+            world_size=self._world.env.world_size,
+            versions=_versions(self._config),
+            attempt=self.owner.attempt,
+            fencing_token=self.owner.fencing_token,
+            index=index,
+            objects=tuple(objects),
+        )
+
+    def _restore_from(self, root_uri: str, state: State, storage: Storage) -> Progress | None:
+        is_touched = False
+        for step in self._world.from_primary(lambda: _steps(storage, root_uri)):
+            manifest = self._world.from_primary(partial(_whole_manifest, storage, root_uri, step))
+            if manifest is None:
+                continue
+            _require_same_model(manifest, self._config, step_dir_uri(root_uri, step))
+            is_touched = True
+            if self._load(state, ObjectReader(storage, step_dir_uri(root_uri, step), manifest)):
+                logger.info("continuing from step %d of %s", manifest.step, root_uri)
+                return Progress(
+                    step=manifest.step,
+                    samples_seen=manifest.samples_seen,
+                    tokens_seen=manifest.tokens_seen,
+                )
+        if is_touched:
+            raise CheckpointError(
+                f"the checkpoints below {root_uri} broke while they were read, and none is left. See the log."
+            )
+        return None
+
+    def _load(self, state: State, reader: ObjectReader) -> bool:
+        """Whether all of it could be read. Ranks agree: the planner gathers their errors."""
+        try:
+            dcp_load(state, storage_reader=reader, process_group=self._world.control)
+        except CheckpointException as exc:  # not an Exception
+            errors = [error for error, _ in exc.failures.values()]
+            if not all(isinstance(error, (StorageError, ContractError)) for error in errors):
+                raise CheckpointError(f"reading the checkpoint failed: {_reasons(exc)}") from exc
+            logger.warning("%s; falling back to the checkpoint before it", _reasons(exc))
+            return False
+        return True
+
+
+def _check_owner(storage: Storage, root_uri: str, owner: Owner) -> None:
+    standing = Owner.from_json(storage.read(owner_uri(root_uri)))
+    if standing != owner:
+        raise FencedError(
+            f"{root_uri} belongs to attempt {standing.attempt} with fencing token {standing.fencing_token} by now; "
+            f"this is attempt {owner.attempt} with token {owner.fencing_token}, which must not write any more."
+        )
+
+
+def _write_manifest(storage: Storage, root_uri: str, owner: Owner, manifest: Manifest) -> None:
+    """Make the step a checkpoint.
+
+    What stands there already is damaged, or was committed late by an attempt before this one: otherwise this run would
+    have continued from it. It is replaced, in the generation in which it was found, so no later writer is.
+    """
+    _check_owner(storage, root_uri, owner)
+    uri = manifest_uri(root_uri, manifest.step)
+    data = manifest.to_json().encode()
+    try:
+        storage.write(uri, data, if_generation_match=0, content_type="application/json")
+    except PreconditionFailedError:
+        standing = storage.stat(uri)
+        logger.warning("replacing the manifest that stands at %s, which this run did not continue from", uri)
+        storage.write(
+            uri,
+            data,
+            if_generation_match=standing.generation if standing else 0,
+            content_type="application/json",
+        )
+
+
+def _steps(storage: Storage, root_uri: str) -> list[int]:
+    """Steps that have a directory, newest first."""
+    found = (step_of(uri) for uri in storage.list_dirs(root_uri))
+    return sorted((step for step in found if step is not None), reverse=True)
+
+
+def _whole_manifest(storage: Storage, root_uri: str, step: int) -> Manifest | None:
+    """The step's manifest if it is one and every object it names is the one that was written; else None, and why."""
+    uri = manifest_uri(root_uri, step)
+    try:
+        manifest = Manifest.from_json(storage.read(uri))
+        for entry in manifest.objects:
+            _verify(storage, step_dir_uri(root_uri, step), entry)
+    except ObjectNotFoundError as exc:
+        if storage.stat(uri) is not None:
+            logger.warning("%s; falling back to the checkpoint before step %d", exc, step)
+        return None
+    except (ObjectCorruptError, ContractError) as exc:
+        logger.warning("%s: %s; falling back to the checkpoint before step %d", uri, exc, step)
+        return None
+    return manifest
+
+
+def _verify(storage: Storage, directory_uri: str, entry: CheckpointObject) -> None:
+    uri = join(directory_uri, entry.name)
+    info = storage.stat(uri)
+    if info is None:
+        raise ObjectNotFoundError(f"{uri} is missing, but the manifest names it")
+    found = (info.generation, info.size, info.crc32c)
+    expected = (entry.generation, entry.size, entry.crc32c)
+    if found != expected:
+        raise ObjectCorruptError(
+            f"{uri} is not the object that was written: expected generation, size and crc32c {expected}, "
+            f"found {found}"
+        )
+
+
+def _require_same_model(manifest: Manifest, config: JobConfig, uri: str) -> None:
+    written: Mapping[str, Any] = manifest.config.get("model", {})
+    wanted: Mapping[str, Any] = json.loads(config.to_json())["model"]
+    other = [
+        f"model.{name} = {written.get(name)!r} (here {wanted[name]!r})"
+        for name in wanted
+        if written.get(name) != wanted[name]
+    ]
+    if other:
+        raise CheckpointError(
+            f"{uri} was written by a model of another shape: {', '.join(other)}. "
+            "Give the same model, or another checkpoint root."
+        )
+
+
+def _reasons(error: CheckpointException) -> str:
+    return "; ".join(f"rank {rank}: {failure}" for rank, (failure, _) in error.failures.items())
+
+
+def _versions(config: JobConfig) -> dict[str, str]:
+    packages = ["torch", "penstock", *(["deepspeed"] if config.engine.strategy.startswith("zero") else [])]
+    return {package: _version(package) for package in packages}
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree
+        return "unknown"

@@ -1,0 +1,57 @@
+"""The seam between the trainer and the ways to spread a model over ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from penstock_trainer.contract.config import JobConfig
+from penstock_trainer.data import BatchPlan
+from penstock_trainer.model.decoder import Decoder
+from penstock_trainer.world import World
+
+State = dict[str, Any]
+"""`{"model": {fqn: tensor}, "opt": {"state": {fqn: {"step", "exp_avg", "exp_avg_sq"}}}}`. Its tensors are the live ones,
+whole or as the part that this rank holds; torch.distributed.checkpoint reads and fills them in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step leaves to log. Tensors may still be on their way through the device."""
+
+    loss: Tensor
+    """Mean over this rank's tokens of the step."""
+    grad_norm: Tensor | float
+    """Of all gradients of all ranks, before clipping."""
+
+
+class Engine(Protocol):
+    """One strategy. Every method is collective: all ranks call it, in the same order."""
+
+    def train_step(self, tokens: Tensor, *, learning_rate: float) -> StepResult:
+        """One optimizer step on this rank's [accumulation, micro_batch, seq_len + 1] tokens.
+
+        One call rather than forward, backward and step, because engines differ in when they reduce gradients: the
+        accumulation loop is theirs. The gradient is that of the mean over the global batch, clipped by its true norm.
+        """
+
+    def state(self) -> State:
+        """The canonical state. The same layout from every engine, so that any can continue any other's run."""
+
+    def state_loaded(self) -> None:
+        """To be called after `state()` was filled from a checkpoint: what was derived from it is derived anew."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """All weights in fp32 on CPU on rank 0, for export; empty on the other ranks.
+
+        Not part of `state`, which no rank needs to be able to hold whole.
+        """
+
+
+class EngineFactory(Protocol):
+    """How an engine's class is called."""
+
+    def __call__(self, model: Decoder, config: JobConfig, batch: BatchPlan, world: World) -> Engine:
+        """Spread an initialized model, which lies on CPU in fp32, over the ranks."""

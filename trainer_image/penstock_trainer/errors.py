@@ -1,0 +1,45 @@
+"""What can go wrong in a training run that another try will not mend."""
+
+from __future__ import annotations
+
+
+class TrainerError(Exception):
+    """A run that cannot go on; the message says what to change.
+
+    TrainerError
+    ├── BatchError        the global batch cannot be cut over the ranks, or the data has no full batch
+    ├── DatasetError      a dataset, or an object of it, is not what its manifest says
+    ├── CheckpointError   no way to write or to continue
+    │   └── FencedError   another attempt owns the checkpoint root by now
+    ├── ExportError       an exported model is not what its manifest says
+    ├── DivergedError     the loss or the gradient is no longer a number
+    └── PeerError         another rank failed at work that this one waited for
+    """
+
+
+class BatchError(TrainerError):
+    """The global batch does not fit the ranks or the data."""
+
+
+class DatasetError(TrainerError):
+    """A dataset, or one of its objects, is not what its manifest says."""
+
+
+class CheckpointError(TrainerError):
+    """State can be neither written nor continued from as the config asks."""
+
+
+class FencedError(CheckpointError):
+    """Another attempt has taken the checkpoint root over; this one must stop writing."""
+
+
+class ExportError(TrainerError):
+    """An exported model, or one of its objects, is not what its manifest says."""
+
+
+class DivergedError(TrainerError):
+    """The loss or the gradient's norm is not a finite number."""
+
+
+class PeerError(TrainerError):
+    """Another rank failed at work that it did for this one too."""

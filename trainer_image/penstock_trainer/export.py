@@ -1,0 +1,187 @@
+"""The trained model as a Hugging Face directory; see penstock_trainer.contract.export.
+
+`transformers.LlamaForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load it as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import safetensors.torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from penstock_trainer.checkpoint_io import write_object
+from penstock_trainer.contract.checkpoint import CheckpointObject
+from penstock_trainer.contract.config import ModelConfig
+from penstock_trainer.contract.dataset import TOKENIZER_NAME, DatasetManifest
+from penstock_trainer.contract.export import MANIFEST_NAME, METRICS_NAME, ExportManifest
+from penstock_trainer.errors import DatasetError, ExportError
+from penstock_trainer.model.decoder import Decoder
+from penstock_trainer.storage import ObjectNotFoundError, Storage, join, storage_for
+
+WEIGHTS_NAME = "model.safetensors"
+CONFIG_NAME = "config.json"
+
+
+def write_export(
+    export_uri: str,
+    *,
+    weights: Mapping[str, Tensor],
+    config: ModelConfig,
+    seq_len: int,
+    dataset_uri: str,
+    dataset: DatasetManifest,
+    metrics: bytes,
+    manifest_of: Callable[[tuple[CheckpointObject, ...]], ExportManifest],
+) -> None:
+    """Write an export, its manifest last. Blocks on storage. What stands there is replaced.
+
+    Raises DatasetError when the dataset's tokenizer is not the one its manifest names.
+    """
+    storage = storage_for(export_uri)
+    manifest_uri = join(export_uri, MANIFEST_NAME)
+    standing = storage.stat(manifest_uri)
+    if standing is not None:  # while objects are replaced, the directory is no export
+        storage.delete(manifest_uri, if_generation_match=standing.generation)
+    eos_id = dataset.tokenizer.eos_id
+    tokenizer = _tokenizer(dataset_uri, dataset)
+    named = {hf_name(name): weight for name, weight in weights.items()}
+    files = {
+        WEIGHTS_NAME: safetensors.torch.save(named, metadata={"format": "pt"}),
+        CONFIG_NAME: _json(
+            hf_config(config, vocab_size=_vocab_size(weights), seq_len=seq_len, eos_id=eos_id)
+        ),
+        TOKENIZER_NAME: tokenizer,
+        "tokenizer_config.json": _json(_tokenizer_config(tokenizer, eos_id, seq_len)),
+        METRICS_NAME: metrics,
+    }
+    objects = tuple(
+        write_object(storage, export_uri, name, data, _content_type(name)) for name, data in files.items()
+    )
+    storage.write(
+        manifest_uri,
+        manifest_of(objects).to_json().encode(),
+        if_generation_match=0,
+        content_type="application/json",
+    )
+
+
+def read_export(export_uri: str) -> tuple[Decoder, dict[str, Any], bytes]:
+    """The model, its config.json and its tokenizer.json, each verified against the manifest.
+
+    Blocks on storage. Raises ExportError for a directory without a manifest and for an object that is not the one that
+    was written.
+    """
+    storage = storage_for(export_uri)
+    try:
+        manifest = ExportManifest.from_json(storage.read(join(export_uri, MANIFEST_NAME)))
+    except ObjectNotFoundError as exc:
+        raise ExportError(
+            f"{export_uri} is not an exported model: it has no {MANIFEST_NAME}, which is written last. "
+            "Give the directory that training exported to."
+        ) from exc
+    entries = {entry.name: entry for entry in manifest.objects}
+    config = json.loads(_read(storage, export_uri, entries, CONFIG_NAME))
+    weights = safetensors.torch.load(_read(storage, export_uri, entries, WEIGHTS_NAME))
+    tokenizer = _read(storage, export_uri, entries, TOKENIZER_NAME)
+    model = Decoder(_model_config(config), config["vocab_size"])
+    model.load_state_dict({_own_name(name): weight for name, weight in weights.items()})
+    return model, config, tokenizer
+
+
+def hf_name(name: str) -> str:
+    """A weight's name in LlamaForCausalLM."""
+    return name if name.startswith("lm_head.") else f"model.{name}"
+
+
+def hf_config(config: ModelConfig, *, vocab_size: int, seq_len: int, eos_id: int) -> dict[str, Any]:
+    """config.json of a LlamaForCausalLM of the same shape."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": vocab_size,
+        "hidden_size": config.dim,
+        "intermediate_size": config.ffn_dim,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.dim // config.num_heads,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "max_position_embeddings": seq_len,
+        "rms_norm_eps": config.norm_eps,
+        # transformers 5 reads rope_parameters, vLLM and transformers 4 rope_theta.
+        "rope_theta": config.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "tie_word_embeddings": config.tie_embeddings,
+        "initializer_range": 0.02,
+        "bos_token_id": eos_id,  # a document begins after the end of the one before
+        "eos_token_id": eos_id,
+        "torch_dtype": "float32",
+    }
+
+
+def _model_config(config: Mapping[str, Any]) -> ModelConfig:
+    """The inverse of `hf_config`."""
+    return ModelConfig(
+        dim=config["hidden_size"],
+        num_layers=config["num_hidden_layers"],
+        num_heads=config["num_attention_heads"],
+        num_kv_heads=config["num_key_value_heads"],
+        ffn_dim=config["intermediate_size"],
+        rope_theta=config["rope_theta"],
+        norm_eps=config["rms_norm_eps"],
+        tie_embeddings=config["tie_word_embeddings"],
+    )
+
+
+def _own_name(name: str) -> str:
+    return name.removeprefix("model.")
+
+
+def _vocab_size(weights: Mapping[str, Tensor]) -> int:
+    return weights["embed_tokens.weight"].shape[0]
+
+
+def _tokenizer(dataset_uri: str, dataset: DatasetManifest) -> bytes:
+    uri = join(dataset_uri, TOKENIZER_NAME)
+    data = storage_for(uri).read(uri)
+    found = hashlib.sha256(data).hexdigest()
+    if found != dataset.tokenizer.sha256:
+        raise DatasetError(
+            f"{uri} is corrupt: expected sha256 {dataset.tokenizer.sha256}, found {found}. Stage the data again."
+        )
+    return data
+
+
+def _tokenizer_config(tokenizer: bytes, eos_id: int, seq_len: int) -> dict[str, Any]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": Tokenizer.from_str(tokenizer.decode()).id_to_token(eos_id),
+        "model_max_length": seq_len,
+        "clean_up_tokenization_spaces": False,
+    }
+
+
+def _read(storage: Storage, uri: str, entries: Mapping[str, CheckpointObject], name: str) -> bytes:
+    data = storage.read(join(uri, name))
+    expected = entries[name].sha256 if name in entries else None
+    found = hashlib.sha256(data).hexdigest()
+    if found != expected:
+        raise ExportError(
+            f"{join(uri, name)} is not what was exported: expected sha256 {expected}, found {found}."
+        )
+    return data
+
+
+def _content_type(name: str) -> str:
+    return "application/json" if name.endswith(".json") else "application/octet-stream"
+
+
+def _json(value: object) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()

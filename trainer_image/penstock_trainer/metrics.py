@@ -1,0 +1,105 @@
+"""What a run measured, step by step: a line on stdout at once, a segment in storage at each checkpoint.
+
+    <checkpoint root>/metrics/<attempt>-<first step:08d>.jsonl
+
+Object stores cannot append, so segments are never changed. The first line of each says which attempt wrote it and from
+where that one continued; the lines after it are the fields of events.StepEvent.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from penstock_trainer.contract.checkpoint import Owner
+from penstock_trainer.contract.events import StepEvent
+from penstock_trainer.contract.fields import canonical_json, from_dict
+from penstock_trainer.storage import Storage, join
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SegmentHeader:
+    """First line of a segment."""
+
+    attempt: str
+    fencing_token: int
+    """Orders the attempts."""
+    resumed_from: int
+    """Step of the checkpoint from which the attempt continued; 0 when it began the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What one attempt measured between two checkpoints."""
+
+    header: SegmentHeader
+    steps: tuple[StepEvent, ...]
+
+
+class MetricsLog:
+    """Rank 0's measurements of this attempt."""
+
+    def __init__(self, storage: Storage, root_uri: str, owner: Owner, *, resumed_from: int) -> None:
+        self._storage = storage
+        self._root_uri = root_uri
+        self._header = SegmentHeader(
+            attempt=owner.attempt, fencing_token=owner.fencing_token, resumed_from=resumed_from
+        )
+        self._pending: list[StepEvent] = []
+
+    def record(self, event: StepEvent) -> None:
+        """Print the step and keep it for the next segment."""
+        sys.stdout.write(event.to_line() + "\n")
+        sys.stdout.flush()
+        self._pending.append(event)
+
+    def upload(self) -> None:
+        """Store what was recorded since the last call.
+
+        To be called before the checkpoint is committed: of an attempt that is cut off in between, the steps are
+        measured again, whereas after the commit they would be lost.
+        """
+        if not self._pending:
+            return
+        name = f"{self._header.attempt}-{self._pending[0].step:08d}.jsonl"
+        lines = [canonical_json(self._header), *map(canonical_json, self._pending)]
+        self._storage.write(
+            join(self._root_uri, "metrics", name),
+            _text(lines),
+            if_generation_match=0,
+            content_type="application/x-ndjson",
+        )
+        self._pending.clear()
+
+    def joined(self) -> bytes:
+        """The whole run's steps as JSON lines, from the segments of all attempts. Blocks on storage."""
+        infos = self._storage.list_objects(join(self._root_uri, "metrics") + "/")
+        steps = join_segments(parse_segment(self._storage.read(info.uri)) for info in infos)
+        return _text(canonical_json(step) for step in steps)
+
+
+def parse_segment(data: bytes) -> Segment:
+    """Raises ContractError when a line is not what a segment has."""
+    header, *steps = (json.loads(line) for line in data.decode().splitlines())
+    return Segment(from_dict(SegmentHeader, header), tuple(from_dict(StepEvent, step) for step in steps))
+
+
+def join_segments(segments: Iterable[Segment]) -> list[StepEvent]:
+    """The run that survived, by step, each step once.
+
+    What an attempt measured beyond the step from which a later one continued was undone and is dropped, however late
+    it was uploaded.
+    """
+    kept: dict[int, StepEvent] = {}
+    ordered = sorted(segments, key=lambda segment: segment.header.fencing_token)
+    for header, of_attempt in itertools.groupby(ordered, key=lambda segment: segment.header):
+        kept = {step: event for step, event in kept.items() if step <= header.resumed_from}
+        kept.update((event.step, event) for segment in of_attempt for event in segment.steps)
+    return [kept[step] for step in sorted(kept)]
+
+
+def _text(lines: Iterable[str]) -> bytes:
+    return "".join(line + "\n" for line in lines).encode()

@@ -1,0 +1,273 @@
+"""One rank of a training run: `python -m penstock_trainer.trainer --config=<JSON> --data.uri=gs://... [--field=value]`.
+
+Started by our launcher, by torchrun, or alone. It writes how it ended to PENSTOCK_RESULT_FILE and exits with 0 when the
+run is done, 134 when another try can continue it (preempted with state saved, or a peer was lost) and 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+import torch.distributed as dist
+
+from penstock_trainer.checkpoint import Checkpointer, Progress, Snapshot
+from penstock_trainer.contract.checkpoint import CheckpointObject, Owner, step_dir_uri
+from penstock_trainer.contract.config import JobConfig, parse_args
+from penstock_trainer.contract.events import StepEvent
+from penstock_trainer.contract.export import FORMAT_VERSION, ExportManifest
+from penstock_trainer.contract.fields import canonical_json
+from penstock_trainer.data import BatchPlan, open_train_split, read_manifest
+from penstock_trainer.engines import build_engine
+from penstock_trainer.engines.engine import StepResult
+from penstock_trainer.errors import CheckpointError, DivergedError
+from penstock_trainer.export import write_export
+from penstock_trainer.metrics import MetricsLog
+from penstock_trainer.model.decoder import Decoder
+from penstock_trainer.optim import learning_rate
+from penstock_trainer.outcome import RETRYABLE, Outcome
+from penstock_trainer.ownership import take_ownership
+from penstock_trainer.preemption import Preemption
+from penstock_trainer.rank_env import RankEnv
+from penstock_trainer.storage import storage_for
+from penstock_trainer.world import World, first_line, is_lost_peer
+
+logger = logging.getLogger(__name__)
+
+
+class Trainer:
+    """A run on this rank, from the newest checkpoint on. Construction is collective and reads data and checkpoint."""
+
+    def __init__(self, config: JobConfig, world: World, preemption: Preemption) -> None:
+        torch.manual_seed(config.seed)
+        self.config = config
+        self.world = world
+        self.preemption = preemption
+        self.batch = BatchPlan.of(config, world.env.world_size)
+        self.dataset = world.from_primary(lambda: read_manifest(config.data.uri))
+        self.windows = open_train_split(config.data.uri, self.dataset, config, world)
+        model = Decoder(config.model, self.dataset.tokenizer.vocab_size)
+        model.initialize(config.seed)
+        self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.engine = build_engine(model, config, self.batch, world)
+        self.checkpoints = Checkpointer(*_owned_root(config, world), config, world)
+        self.progress = self._restore()
+        self.metrics = MetricsLog(
+            storage_for(self.checkpoints.root_uri),
+            self.checkpoints.root_uri,
+            self.checkpoints.owner,
+            resumed_from=self.progress.step,
+        )
+        self._logged_at = (self.progress, time.perf_counter())
+        logger.info(
+            "model=%s parameters strategy=%s precision=%s",
+            f"{self.num_parameters:,}",
+            config.engine.strategy,
+            config.engine.precision,
+        )
+
+    def fit(self) -> Outcome:
+        """Train to the last step and export, or until a rank is told to stop; then state is saved. Collective."""
+        steps = self.config.steps
+        while self.progress.step < steps:
+            answer = self.preemption.ask(self.world.control)
+            result = self.engine.train_step(
+                self._tokens(),
+                learning_rate=learning_rate(self.config.optim, self.progress.step, steps),
+            )
+            self.progress = self.progress.after(
+                samples=self.config.global_batch, seq_len=self.config.data.seq_len
+            )
+            if self._is_logged(self.progress.step):
+                self._log(result)
+            is_told_to_stop = answer.wait()
+            if is_told_to_stop or self._is_saved(self.progress.step):
+                self._save()
+            if is_told_to_stop and self.progress.step < steps:
+                return "preempted"
+        self._export()
+        return "done"
+
+    def _tokens(self) -> torch.Tensor:
+        """This rank's [accumulation, micro_batch, seq_len + 1] tokens of the step: its part of the global batch."""
+        first = self.progress.samples_seen + self.world.env.rank * self.batch.per_rank
+        tokens = self.windows.samples(first, self.batch.per_rank)
+        return tokens.view(self.batch.accumulation, self.batch.micro_batch, -1).to(self.world.device)
+
+    def _is_logged(self, step: int) -> bool:
+        return step % self.config.log_interval == 0 or step in (1, self.config.steps)
+
+    def _is_saved(self, step: int) -> bool:
+        return step % self.config.checkpoint.interval == 0 or step == self.config.steps
+
+    def _log(self, result: StepResult) -> None:
+        """The one place where the loop waits for the device."""
+        summed = result.loss.clone()
+        dist.all_reduce(summed)
+        loss = summed.item() / self.world.env.world_size
+        before, since = self._logged_at
+        now = time.perf_counter()
+        self._logged_at = (self.progress, now)
+        event = StepEvent(
+            step=self.progress.step,
+            steps=self.config.steps,
+            loss=loss,
+            learning_rate=learning_rate(self.config.optim, self.progress.step - 1, self.config.steps),
+            grad_norm=float(result.grad_norm),
+            tokens_per_second=(self.progress.tokens_seen - before.tokens_seen) / (now - since),
+        )
+        if not (math.isfinite(event.loss) and math.isfinite(event.grad_norm)):
+            raise DivergedError(
+                f"the loss of step {event.step} is {event.loss} and its gradient's norm {event.grad_norm}. Lower "
+                "optim.learning_rate or lengthen optim.warmup_steps, and continue from a checkpoint before it."
+            )
+        if self.world.env.is_primary:
+            self.metrics.record(event)
+
+    def _save(self) -> None:
+        self.world.from_primary(self.metrics.upload)
+        self.checkpoints.save(Snapshot(self.progress, self.engine.state()))
+
+    def _restore(self) -> Progress:
+        progress = self.checkpoints.restore(self.engine.state())
+        if progress is None:
+            logger.info("no checkpoint: beginning at step 0")
+            return Progress()
+        if progress.step > self.config.steps:
+            raise CheckpointError(
+                f"the checkpoint is at step {progress.step} and the run ends at steps = {self.config.steps}, which "
+                "counts the steps of all attempts. Give more steps, or another checkpoint root."
+            )
+        self.engine.state_loaded()
+        return progress
+
+    def _export(self) -> None:
+        uri = self.world.env.model_dir
+        if not uri:
+            logger.info("nothing is exported: AIP_MODEL_DIR is not set")
+            return
+        self.checkpoints.check_owner()
+        weights = self.engine.weights()
+        self.world.from_primary(
+            lambda: write_export(
+                uri,
+                weights=weights,
+                config=self.config.model,
+                seq_len=self.config.data.seq_len,
+                dataset_uri=self.config.data.uri,
+                dataset=self.dataset,
+                metrics=self.metrics.joined(),
+                manifest_of=self._export_manifest,
+            )
+        )
+        logger.info("exported the model to %s", uri)
+
+    def _export_manifest(self, objects: tuple[CheckpointObject, ...]) -> ExportManifest:
+        return ExportManifest(
+            format_version=FORMAT_VERSION,
+            step=self.progress.step,
+            tokens_seen=self.progress.tokens_seen,
+            num_parameters=self.num_parameters,
+            config=json.loads(self.config.to_json()),
+            config_hash=self.config.hash,
+            dataset_uri=self.config.data.uri,
+            world_size=self.world.env.world_size,
+            attempt=self.checkpoints.owner.attempt,
+            checkpoint_uri=step_dir_uri(self.checkpoints.root_uri, self.progress.step),
+            objects=objects,
+        )
+
+
+def _owned_root(config: JobConfig, world: World) -> tuple[str, Owner]:
+    """The checkpoint root and its owner: the attempt our launcher minted, or one that rank 0 takes for all."""
+    root_uri = config.checkpoint.uri or world.env.checkpoint_dir
+    if not root_uri:
+        raise CheckpointError(
+            "there is nowhere to write checkpoints: checkpoint.uri is empty and AIP_CHECKPOINT_DIR is not set. "
+            "Give --checkpoint.uri=gs://BUCKET/DIR, or set base_output_directory of the job."
+        )
+    owner = world.env.owner or world.from_primary(lambda: take_ownership(root_uri, storage_for(root_uri)))
+    return root_uri, owner
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class End:
+    """How a rank ended; what its launcher reads."""
+
+    outcome: Outcome
+    step: int = 0
+    """Optimizer steps done, over all attempts."""
+    error: str = ""
+    """One line."""
+    traceback: str = ""
+
+    @classmethod
+    def of(cls, error: Exception, *, step: int = 0) -> Self:
+        """The end that an error is: another try can help when a peer was lost, and not otherwise."""
+        return cls(
+            outcome="retryable" if is_lost_peer(error) else "failed",
+            step=step,
+            error=first_line(error),
+            traceback="".join(traceback.format_exception(error)),
+        )
+
+    @property
+    def exit_code(self) -> int:
+        """Of the rank's process."""
+        return {"done": 0, "preempted": RETRYABLE, "retryable": RETRYABLE, "failed": 1}[self.outcome]
+
+
+def run_rank(argv: Sequence[str], env: RankEnv) -> int:
+    """Train as one rank and return the exit code, having reported how it ended. Blocks until the run is over."""
+    end: End | None = None
+    try:
+        config, preemption = parse_args(argv), Preemption()
+        with preemption.watch(), World.join(env, timeout_seconds=config.engine.timeout_seconds) as world:
+            end = _train(config, world, preemption)
+            _report(end, env)  # before the groups are left, which can hang when a peer is lost
+    except Exception as exc:
+        logger.exception("rank %d could not %s", env.rank, "leave the others" if end else "start")
+        if end is None:
+            end = End.of(exc)
+            _report(end, env)
+    return end.exit_code
+
+
+def _train(config: JobConfig, world: World, preemption: Preemption) -> End:
+    trainer: Trainer | None = None
+    try:
+        trainer = Trainer(config, world, preemption)
+        return End(outcome=trainer.fit(), step=trainer.progress.step)
+    except Exception as exc:
+        end = End.of(exc, step=trainer.progress.step if trainer else 0)
+        logger.exception("rank %d: %s at step %d", world.env.rank, end.outcome, end.step)
+        return end
+
+
+def _report(end: End, env: RankEnv) -> None:
+    if env.result_file is not None:
+        env.result_file.write_text(canonical_json(end))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Read the environment, train, and return the exit code."""
+    env = RankEnv.from_environ(os.environ)
+    logging.basicConfig(
+        level=logging.INFO if env.is_primary else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    return run_rank(argv, env)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

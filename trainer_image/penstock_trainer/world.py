@@ -1,0 +1,152 @@
+"""The ranks of a run as one of them sees the others: its device, its process groups, and work that one does for all.
+
+Work that one rank does for all ends on all ranks alike: were the error kept by the rank that met it, the others would
+sit in their next collective until its timeout.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Self, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+
+from penstock_trainer.errors import PeerError
+from penstock_trainer.rank_env import RankEnv
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+# Of the control group, whose waits include uploads and downloads that one rank does for all. A peer that dies is noticed
+# at once, and one that hangs by the group of the gradients.
+_CONTROL_TIMEOUT = timedelta(hours=4)
+
+# gloo has no exception of its own: what a lost or silent peer leads to is a RuntimeError with one of these.
+_LOST_PEER = re.compile(
+    r"gloo/|connectFullMesh|Connection (reset|closed|refused)|Broken pipe|Timed out waiting|NCCL|Socket Timeout"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class World:
+    """The process groups are open from `join` to the end of its `with` block. Every method is collective."""
+
+    env: RankEnv
+    device: torch.device
+    control: dist.ProcessGroup
+    """gloo over all ranks, apart from the group that gradients use: for what must not wait for the device."""
+
+    @classmethod
+    @contextmanager
+    def join(cls, env: RankEnv, *, timeout_seconds: int) -> Iterator[Self]:
+        """Meet the other ranks, and leave them at the end, also on an error.
+
+        A collective of the gradients' group fails after the timeout.
+        """
+        timeout = timedelta(seconds=timeout_seconds)
+        device = _device(env)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        _init_process_group(env, backend, timeout, device)
+        try:
+            control = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT))
+            logger.info("device=%s backend=%s world_size=%d", device, backend, env.world_size)
+            yield cls(env=env, device=device, control=control)
+        finally:
+            # A rank that ends without this can die of SIGABRT although its work is done.
+            dist.destroy_process_group()
+
+    def from_primary(self, produce: Callable[[], T]) -> T:
+        """What `produce` returns on rank 0, on every rank. Blocks until rank 0 has it.
+
+        An error is raised as it is on rank 0 and as PeerError on the others. The value must be picklable.
+        """
+        told: list[Any] = [None, None]
+        error: Exception | None = None
+        if self.env.is_primary:
+            try:
+                told = [produce(), None]
+            except Exception as exc:
+                error, told = exc, [None, first_line(exc)]
+        dist.broadcast_object_list(told, src=0, group=self.control)
+        if error is not None:
+            raise error
+        if told[1] is not None:
+            raise PeerError(f"rank 0 failed: {told[1]}")
+        return cast("T", told[0])
+
+    def once_per_node(self, work: Callable[[], None]) -> None:
+        """Run `work` on local rank 0 of each node. Blocks until all have; an error anywhere is raised everywhere."""
+        error: Exception | None = None
+        if self.env.local_rank == 0:
+            try:
+                work()
+            except Exception as exc:
+                error = exc
+        failures = self.gather(first_line(error) if error else None)
+        if error is not None:
+            raise error
+        for rank, failure in enumerate(failures):
+            if failure is not None:
+                raise PeerError(f"rank {rank} failed: {failure}")
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, by rank, on every rank. The value must be picklable."""
+        values: list[Any] = [None] * self.env.world_size
+        dist.all_gather_object(values, value, group=self.control)
+        return values
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether an error is the trace of a rank or connection that went away, so that another try may help."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, dist.DistError):
+            return True
+        if isinstance(seen, RuntimeError) and _LOST_PEER.search(str(seen)):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def first_line(error: Exception) -> str:
+    """The error in one line: its class and the first line of its message."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _device(env: RankEnv) -> torch.device:
+    if not torch.cuda.is_available():
+        cpus = len(os.sched_getaffinity(0))
+        torch.set_num_threads(env.omp_num_threads or max(1, cpus // env.local_world_size))
+        return torch.device("cpu")
+    device = torch.device("cuda", env.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _init_process_group(env: RankEnv, backend: str, timeout: timedelta, device: torch.device) -> None:
+    """Under our launcher each attempt has keys of its own: ranks must not read the addresses of a dead attempt."""
+    device_id = device if device.type == "cuda" else None
+    if env.master_addr is None or env.master_port is None:
+        store: Store = HashStore()
+    elif env.owner is not None:
+        tcp_store = TCPStore(env.master_addr, env.master_port, is_master=False, timeout=timeout)
+        store = PrefixStore(env.owner.attempt, tcp_store)
+    else:
+        dist.init_process_group(backend, timeout=timeout, device_id=device_id)
+        return
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=env.rank,
+        world_size=env.world_size,
+        timeout=timeout,
+        device_id=device_id,
+    )
