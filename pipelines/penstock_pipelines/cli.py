@@ -206,9 +206,10 @@ def logs(settings_file: Path | None, run_id: str, task: str, replica: str | None
         raise InputError(
             f"{run_id} has no task {task!r}; it has {', '.join(follower.view.tasks) or 'none yet'}."
         )
-    job_ids = [follower.view.tasks[task].task_id]
+    view = follower.view.tasks[task]
+    job_ids = [view.task_id]
     custom_job = follower.custom_job()
-    if task.startswith("custom-training-job") and custom_job is not None:
+    if view.is_training and custom_job is not None:
         job_ids.append(custom_job.name.rpartition("/")[2])
     for job_id in job_ids:
         for line in LogReader(settings.project).lines(job_id):

@@ -14,6 +14,7 @@ from penstock_pipelines.logs import LogLine, LogReader
 from penstock_pipelines.submit import RUN_LABEL
 from penstock_trainer.contract.events import ProgressEvent, StepEvent, parse_event
 
+TRAINING_TASK = "custom-training-job"
 _POLL_SECONDS = 1.0
 _FINAL = ("SUCCEEDED", "FAILED", "CANCELLED")
 
@@ -30,6 +31,11 @@ class TaskView:
     error: str = ""
     event: StepEvent | ProgressEvent | None = None
     """The newest progress of it."""
+
+    @property
+    def is_training(self) -> bool:
+        """Whether it is GCPC's launcher of a CustomJob; kfp names the task after that component."""
+        return self.name.startswith(TRAINING_TASK)
 
 
 @dataclass
@@ -58,7 +64,7 @@ class Follower:
         self.view = RunView(job.name)
         self._job = job
         self._logs = LogReader(project)
-        self._custom_jobs: dict[str, Any] = {}
+        self._job_client: Any = None
 
     def follow(self, display: Display) -> RunView:
         """Block until the run has ended. KeyboardInterrupt passes through."""
@@ -133,20 +139,18 @@ class Follower:
                     self.view.first_step = self.view.first_step or event
                     self.view.last_step = event
                     for task in self.view.tasks.values():
-                        if task.name.startswith("custom-training-job"):
+                        if task.is_training:
                             task.event = event
 
     def _training_jobs(self) -> Iterator[Any]:
         from google.cloud import aiplatform
 
-        if not self._custom_jobs:
-            client = aiplatform.gapic.JobServiceClient(
-                client_options={"api_endpoint": f"{self._job.location}-aiplatform.googleapis.com"}
-            )
-            self._custom_jobs["client"] = client
+        if self._job_client is None:
+            endpoint = f"{self._job.location}-aiplatform.googleapis.com"
+            self._job_client = aiplatform.gapic.JobServiceClient(client_options={"api_endpoint": endpoint})
         parent = self._job.resource_name.rpartition("/pipelineJobs/")[0]
         request = {"parent": parent, "filter": f'labels.{RUN_LABEL}="{self.view.run_id}"'}
-        yield from reversed(list(self._custom_jobs["client"].list_custom_jobs(request=request)))
+        yield from reversed(list(self._job_client.list_custom_jobs(request=request)))
 
 
 def failed_replica(custom_job: Any) -> str:

@@ -39,8 +39,8 @@ def pipeline_job(submission: Submission, settings: Settings) -> Any:
     """The SDK's PipelineJob, not yet sent. Imports the SDK: about 2.5 CPU seconds."""
     from google.cloud import aiplatform
 
-    # The SDK's own progress lines repeat what the command shows.
-    logging.getLogger("google.cloud.aiplatform").setLevel(logging.WARNING)
+    # The SDK's own progress lines repeat what the command shows. It gives each of its loggers a level at import.
+    logging.getLogger("google.cloud.aiplatform.pipeline_jobs").setLevel(logging.WARNING)
     return aiplatform.PipelineJob(
         display_name=submission.run_id,
         template_path=str(submission.compiled),

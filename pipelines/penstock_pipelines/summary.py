@@ -16,7 +16,7 @@ from penstock_trainer.storage import StorageError, storage_for
 
 
 def print_summary(console: Console, follower: Follower, *, report_dir: Path) -> None:
-    """Print the end of a run. What a failed run does not have is left out; why it failed comes last."""
+    """Print what there is of a run. What it does not have is left out; why it failed comes last."""
     view = follower.view
     tasks = Table(
         "task", "state", "seconds", title=f"run {view.run_id}: {view.state.lower()}", title_justify="left"
@@ -29,7 +29,7 @@ def print_summary(console: Console, follower: Follower, *, report_dir: Path) -> 
     for name, value in _facts(follower, custom_job, report_dir):
         facts.add_row(name, value)
     console.print(facts)
-    if view.state != "SUCCEEDED":
+    if view.state == "FAILED":
         _print_failure(console, follower, custom_job)
 
 
@@ -103,11 +103,11 @@ def _fetch_report(uri: str, path: Path) -> str:
 
 
 def _print_failure(console: Console, follower: Follower, custom_job: Any | None) -> None:
+    """Why the run failed: the replica's own words where training did, else those of each failed task."""
+    reason = failed_replica(custom_job) if custom_job is not None else ""
     for task in follower.view.tasks.values():
         if task.state == "FAILED":
-            console.print(f"\n{task.name} failed: {task.error}", style="red", markup=False, soft_wrap=True)
-    reason = failed_replica(custom_job) if custom_job is not None else ""
-    if reason:
-        console.print(f"\n{reason}", markup=False, soft_wrap=True)
-    if follower.view.error:
+            told = reason if reason and task.is_training else task.error
+            console.print(f"\n{task.name} failed: {told}", style="red", markup=False, soft_wrap=True)
+    if not follower.view.tasks:
         console.print(f"\n{follower.view.error}", style="red", markup=False, soft_wrap=True)

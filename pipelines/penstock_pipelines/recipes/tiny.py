@@ -1,4 +1,4 @@
-"""A 1.3 M parameter decoder, small enough for a laptop: two nodes, four thousand tokens a step.
+"""A 1.3 M parameter decoder, small enough for a laptop: two nodes, two thousand tokens a step.
 
 Verified on 2 CPU cores through the stand-in. The machine types are what the same YAML asks of Vertex AI, where it was
 not tried.
@@ -49,10 +49,10 @@ def _config(strategy: Strategy) -> JobConfig:
     return JobConfig(
         model=ModelConfig(dim=160, num_layers=4, num_heads=4, num_kv_heads=2, ffn_dim=432),
         data=DataConfig(seq_len=128),
-        optim=OptimConfig(learning_rate=4e-3, warmup_steps=10),
+        optim=OptimConfig(learning_rate=2e-3, warmup_steps=15),
         engine=EngineConfig(strategy=strategy),
         checkpoint=CheckpointConfig(interval=25),
-        steps=100,
-        global_batch=32,
+        steps=150,
+        global_batch=16,
         max_micro_batch=16,
     )
