@@ -14,12 +14,12 @@ import sys
 from pathlib import Path
 
 from penstock_local.jobs.images import ImageMapError
-from penstock_local.server import LocalVertex, LocalVertexConfig
+from penstock_local.server import ConfigError, LocalVertex, LocalVertexConfig
 from penstock_local.state import StateInUseError
 
 
 def main() -> int:
-    """Exit code 0 after an orderly end, 2 for bad arguments or a state directory or port in use."""
+    """Exit code 0 after an orderly end, 2 for bad arguments or a state directory or port that cannot be used."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     arguments = _parser().parse_args()
     config = LocalVertexConfig(
@@ -33,11 +33,8 @@ def main() -> int:
     )
     try:
         asyncio.run(_serve(config))
-    except (StateInUseError, ImageMapError) as exc:
+    except (StateInUseError, ImageMapError, ConfigError, OSError) as exc:
         sys.stderr.write(f"error: {exc}\n")
-        return 2
-    except OSError as exc:
-        sys.stderr.write(f"error: cannot listen on 127.0.0.1:{config.port}: {exc}\n")
         return 2
     return 0
 

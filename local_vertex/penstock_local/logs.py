@@ -31,8 +31,8 @@ class LogStore:
 
     def append(self, *, job_id: str, task_name: str, severity: str, line: str) -> None:
         """Keep one line. A line that is a JSON object may carry its own `severity`."""
-        timestamp = datetime.datetime.now(datetime.UTC).isoformat()
         with self._lock:
+            timestamp = datetime.datetime.now(datetime.UTC).isoformat()  # in the lock: rises with the id
             self._connection.execute(
                 "INSERT INTO entry (timestamp, job_id, task_name, severity, line) VALUES (?, ?, ?, ?, ?)",
                 (timestamp, job_id, task_name, severity, line),

@@ -40,11 +40,16 @@ from penstock_local.services.resources import ResourceStore
 from penstock_local.services.schedules import ScheduleService
 from penstock_local.state import ServerInfo, StateDirectory
 from penstock_local.storage import ObjectStore, build_app
+from penstock_local.storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
 PROJECT_NUMBER = 123456789012
 """Of the one project that is served; buckets carry it too, as the SDK compares the two."""
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be honoured; the message names it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +82,7 @@ class LocalVertex:
     async def start(self) -> ServerInfo:
         """Take the state directory, bring everything up, and publish `server.json`.
 
-        Raises StateInUseError, ImageMapError, or OSError when the port is taken.
+        Raises StateInUseError, ImageMapError, ConfigError, or OSError when the state directory cannot be written.
         """
         config = self.config
         self._state = StateDirectory(config.state.absolute())
@@ -86,7 +91,7 @@ class LocalVertex:
         record.kill_leftovers()
         shutil.rmtree(self._state.work, ignore_errors=True)
 
-        listener = socket.create_server(("127.0.0.1", config.port))
+        listener = _listen(config.port)
         front_port: int = listener.getsockname()[1]
         identity = make_identity(
             self._state.identity,
@@ -113,10 +118,10 @@ class LocalVertex:
         self._state.withdraw()
         for name in ("ScheduleService", "PipelineService", "JobService"):
             await asyncio.to_thread(self.services[name].shut_down)
+        await self.front_door.stop()
         for server in self._http_servers:
             server.should_exit = True
         await asyncio.gather(*self._http_tasks)
-        await self.front_door.stop()
         await asyncio.to_thread(self._grpc_server.stop(grace=1).wait)
         for store in (self._resources, self._logs, self.objects):
             store.close()
@@ -138,7 +143,10 @@ class LocalVertex:
         standing = {bucket.name for bucket in self.objects.list_buckets()}
         for bucket in self.config.buckets:
             if bucket not in standing:
-                self.objects.create_bucket(bucket, location=self.config.location.upper())
+                try:
+                    self.objects.create_bucket(bucket, location=self.config.location.upper())
+                except StorageError as exc:
+                    raise ConfigError(f"bucket {bucket!r} cannot be made: {exc}") from exc
 
     def _build_services(self, environment: ClientEnvironment, record: ProcessRecord) -> dict[str, Any]:
         place = Place(self.config.project_id, PROJECT_NUMBER)
@@ -227,9 +235,24 @@ class _HttpServer(uvicorn.Server):
 
 
 def _load_validator(path: str) -> JobValidator | None:
-    """The function that `module:function` names. Raises ImportError or AttributeError."""
+    """The function that `module:function` names. Raises ConfigError."""
     if not path:
         return None
     module, _, function = path.partition(":")
-    validator: JobValidator = getattr(importlib.import_module(module), function)
+    try:
+        validator: JobValidator = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as exc:
+        raise ConfigError(
+            f"job validator {path!r} is not MODULE:FUNCTION of this environment: {exc}"
+        ) from exc
     return validator
+
+
+def _listen(port: int) -> socket.socket:
+    """Raises ConfigError when the port is taken."""
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError as exc:
+        raise ConfigError(
+            f"cannot listen on 127.0.0.1:{port} ({exc.strerror}); give another port, or 0 for a free one."
+        ) from exc

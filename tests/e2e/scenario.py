@@ -58,7 +58,7 @@ def main() -> None:
             lambda: runs.run("terminated", compiled["zero2"], disturb=("workerpool0-0", "SIGTERM")),
             lambda: runs.run("broken", compiled["fsdp-full"], "-p", "steps=2"),
         )
-        seen["outsider"] = json.loads(runs.python(str(_OUTSIDER)))
+        seen["outsider"] = json.loads(runs.python(str(_OUTSIDER)).splitlines()[-1])
         seen["unauthenticated"] = requests.get(
             f"http://127.0.0.1:{server.front_port}/penstock/status"
         ).status_code
@@ -93,9 +93,10 @@ class Runs:
             run_id,
             "--report-dir",
             str(self._work / "reports"),
+            *_NO_FLOOR,
             *arguments,
         )
-        told = json.loads(self.python(str(Path(__file__).with_name("look.py")), run_id))
+        told = json.loads(self.python(str(Path(__file__).with_name("look.py")), run_id).splitlines()[-1])
         return {"exit_code": code, "output": output, "seconds": time.monotonic() - started, **told}
 
     def penstock(self, *arguments: str) -> tuple[int, str]:

@@ -19,14 +19,18 @@ def compile_in(directory: Path, recipe: str, output: Path, *, hash_seed: str) ->
     """Compile with the installed command, as a user does."""
     environment = os.environ | {"PYTHONHASHSEED": hash_seed}
     command = [sys.executable, "-m", "penstock_pipelines.cli", "--settings", str(ROOT / "penstock.toml")]
-    subprocess.run([*command, "compile", recipe, "-o", str(output)], cwd=directory, env=environment, check=True)
+    subprocess.run(
+        [*command, "compile", recipe, "-o", str(output)], cwd=directory, env=environment, check=True
+    )
     return output.read_bytes()
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_compiled_recipe_is_the_golden_one(recipe: str, tmp_path: Path) -> None:
     compiled = compile_in(ROOT, recipe, tmp_path / "pipeline.yaml", hash_seed="0")
-    assert compiled.decode() == (GOLDEN / f"{recipe}.yaml").read_text(), "run: python tests/golden/regenerate.py"
+    assert compiled.decode() == (GOLDEN / f"{recipe}.yaml").read_text(), (
+        "run: python tests/golden/regenerate.py"
+    )
 
 
 def test_neither_directory_nor_hash_seed_changes_a_byte(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 _IGNORED = -100
 """Target of a padded position."""
+_LARGEST_EXPONENT = 700.0  # of a diverged model: exp() of more than 709 overflows
 _PROGRESS_SECONDS = 5.0
 
 Window = Sequence[int]
@@ -129,7 +130,7 @@ def score_model(uri: str, documents: Sequence[str], *, num_bytes: int, batch: in
         uri=uri,
         bits_per_byte=nll / math.log(2) / num_bytes,
         loss=nll / tokens,
-        perplexity=math.exp(nll / tokens),
+        perplexity=math.exp(min(nll / tokens, _LARGEST_EXPONENT)),
         tokens=tokens,
         documents=len(documents),
         bytes=num_bytes,
@@ -179,7 +180,11 @@ def _held_out(dataset_uri: str, manifest: DatasetManifest) -> Iterator[str]:
 
 
 def _encode(tokenizer: Any, documents: Sequence[str], eos_id: int) -> list[list[int]]:
-    encodings = tokenizer.encode_batch(list(documents), add_special_tokens=False)
+    # As staging does it: a literal special token inside a document is ordinary text, and nothing is cut or filled up.
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    encodings = tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
     return [[*encoding.ids, eos_id] for encoding in encodings]
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock_trainer.contract.checkpoint import Owner
-from penstock_trainer.contract.events import StepEvent
+from penstock_trainer.contract.events import StepEvent, steps_from_jsonl, steps_to_jsonl
 from penstock_trainer.contract.fields import canonical_json, from_dict
 from penstock_trainer.storage import Storage, join
 
@@ -65,10 +65,10 @@ class MetricsLog:
         if not self._pending:
             return
         name = f"{self._header.attempt}-{self._pending[0].step:08d}.jsonl"
-        lines = [canonical_json(self._header), *map(canonical_json, self._pending)]
+        header = f"{canonical_json(self._header)}\n".encode()
         self._storage.write(
             join(self._root_uri, "metrics", name),
-            _text(lines),
+            header + steps_to_jsonl(self._pending),
             if_generation_match=0,
             content_type="application/x-ndjson",
         )
@@ -78,13 +78,13 @@ class MetricsLog:
         """The whole run's steps as JSON lines, from the segments of all attempts. Blocks on storage."""
         infos = self._storage.list_objects(join(self._root_uri, "metrics") + "/")
         steps = join_segments(parse_segment(self._storage.read(info.uri)) for info in infos)
-        return _text(canonical_json(step) for step in steps)
+        return steps_to_jsonl(steps)
 
 
 def parse_segment(data: bytes) -> Segment:
     """Raises ContractError when a line is not what a segment has."""
-    header, *steps = (json.loads(line) for line in data.decode().splitlines())
-    return Segment(from_dict(SegmentHeader, header), tuple(from_dict(StepEvent, step) for step in steps))
+    header, _, steps = data.partition(b"\n")
+    return Segment(from_dict(SegmentHeader, json.loads(header)), tuple(steps_from_jsonl(steps)))
 
 
 def join_segments(segments: Iterable[Segment]) -> list[StepEvent]:
@@ -99,7 +99,3 @@ def join_segments(segments: Iterable[Segment]) -> list[StepEvent]:
         kept = {step: event for step, event in kept.items() if step <= header.resumed_from}
         kept.update((event.step, event) for segment in of_attempt for event in segment.steps)
     return [kept[step] for step in sorted(kept)]
-
-
-def _text(lines: Iterable[str]) -> bytes:
-    return "".join(line + "\n" for line in lines).encode()

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from penstock_components.launchers.evaluation import Evaluation, improvement
 from penstock_trainer.contract.checkpoint import Manifest
 from penstock_trainer.contract.dataset import DatasetManifest
-from penstock_trainer.contract.events import StepEvent, parse_event
+from penstock_trainer.contract.events import StepEvent, steps_from_jsonl
 from penstock_trainer.contract.export import METRICS_NAME, ExportManifest
 from penstock_trainer.contract.fields import ContractError
 from penstock_trainer.storage import ObjectNotFoundError, join, storage_for
@@ -66,12 +66,10 @@ def render_report(
 def read_steps(uri: str) -> list[StepEvent]:
     """The step events of a metrics.jsonl; none if there is no such object."""
     try:
-        lines = storage_for(uri).read(uri).decode().splitlines()
+        return steps_from_jsonl(storage_for(uri).read(uri))
     except ObjectNotFoundError:
         log.warning("%s does not exist: the report has no loss curve", uri)
         return []
-    events = (parse_event(line) for line in lines)
-    return [event for event in events if isinstance(event, StepEvent)]
 
 
 def loss_curve(steps: Sequence[StepEvent], unigram_loss: float | None) -> str:

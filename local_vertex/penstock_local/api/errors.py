@@ -27,6 +27,7 @@ class ApiError(Exception):
     ├── NotFoundError            no such resource
     ├── AlreadyExistsError       the id is taken
     ├── FailedPreconditionError  the resource is not in a state that allows it
+    ├── UnavailableError         not now
     └── UnimplementedError       the real service does it, the stand-in does not; the message names the field
     """
 
@@ -64,6 +65,12 @@ class FailedPreconditionError(ApiError):
     """The resource is not in a state that allows it."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class UnavailableError(ApiError):
+    """Not now; a later attempt may be answered."""
+
+    code = grpc.StatusCode.UNAVAILABLE
 
 
 class UnimplementedError(ApiError):

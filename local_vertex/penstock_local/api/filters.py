@@ -1,7 +1,8 @@
 """The `filter` of list requests (AIP-160) as far as the SDK and Cloud Logging readers use it.
 
-Grammar: comparisons `path op value` with `=`, `!=`, `<`, `<=`, `>`, `>=`, `:` joined by AND and OR, NOT and
-parentheses. What does not parse is INVALID_ARGUMENT, never "everything matches".
+Grammar: comparisons `path op value` with `=`, `!=`, `<`, `<=`, `>`, `>=`, `:` joined by AND and OR, NOT (or `-`) and
+parentheses. As in AIP-160, OR binds closer than AND. What does not parse is INVALID_ARGUMENT, never "everything
+matches".
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from penstock_local.api.errors import InvalidArgumentError
 Predicate = Callable[[Mapping[str, Any]], bool]
 
 _TOKEN = re.compile(
-    r'\s*(?:(?P<string>"(?:[^"\\]|\\.)*")|(?P<operator><=|>=|!=|=|<|>|:)|(?P<paren>[()])|(?P<word>[^\s()<>=!:"]+))'
+    r'\s*(?:(?P<operator><=|>=|!=|=|<|>|:)|(?P<paren>[()])|(?P<minus>-(?=[\w"(]))'
+    r'|(?P<string>"(?:[^"\\]|\\.)*"(?!\.))|(?P<word>(?:[^\s()<>=!:"]|"(?:[^"\\]|\\.)*")+))'
 )
+SEVERITIES = ("DEFAULT", "DEBUG", "INFO", "NOTICE", "WARNING", "ERROR", "CRITICAL", "ALERT", "EMERGENCY")
 _ORDERINGS: Mapping[str, Callable[[Any, Any], bool]] = {
     "<": lambda a, b: a < b,
     "<=": lambda a, b: a <= b,
@@ -34,7 +37,7 @@ def parse_filter(text: str) -> Predicate:
     if not text.strip():
         return lambda _resource: True
     parser = _Parser(text)
-    predicate = parser.disjunction()
+    predicate = parser.conjunction()
     parser.expect_end()
     return predicate
 
@@ -55,24 +58,24 @@ class _Parser:
             position = match.end()
         return tokens
 
-    def disjunction(self) -> Predicate:
-        terms = [self._conjunction()]
-        while self._take("word", "OR"):
-            terms.append(self._conjunction())
-        return lambda resource: any(term(resource) for term in terms)
-
-    def _conjunction(self) -> Predicate:
-        terms = [self._negation()]
+    def conjunction(self) -> Predicate:
+        terms = [self._disjunction()]
         while self._take("word", "AND") or self._at_term():
-            terms.append(self._negation())
+            terms.append(self._disjunction())
         return lambda resource: all(term(resource) for term in terms)
 
+    def _disjunction(self) -> Predicate:
+        terms = [self._negation()]
+        while self._take("word", "OR"):
+            terms.append(self._negation())
+        return lambda resource: any(term(resource) for term in terms)
+
     def _negation(self) -> Predicate:
-        if self._take("word", "NOT"):
+        if self._take("word", "NOT") or self._take("minus", "-"):
             inner = self._negation()
             return lambda resource: not inner(resource)
         if self._take("paren", "("):
-            inner = self.disjunction()
+            inner = self.conjunction()
             if not self._take("paren", ")"):
                 raise self._error("a closing parenthesis is missing")
             return inner
@@ -81,9 +84,9 @@ class _Parser:
     def _comparison(self) -> Predicate:
         path = self._next("word", "string")
         operator = self._next("operator")
-        value = self._next("word", "string")
+        value = ("-" if self._take("minus", "-") else "") + self._next("word", "string")
         names = _path_names(path)
-        wanted = value[1:-1].replace('\\"', '"') if value.startswith('"') else value
+        wanted = re.sub(r"\\(.)", r"\1", value[1:-1]) if value.startswith('"') else value
         return lambda resource: _compare(_look_up(resource, names), operator, wanted)
 
     def expect_end(self) -> None:
@@ -95,7 +98,7 @@ class _Parser:
         if self._position >= len(self._tokens):
             return False
         kind, value = self._tokens[self._position]
-        return (kind in ("word", "string") and value not in ("AND", "OR")) or value == "("
+        return (kind in ("word", "string", "minus") and value not in ("AND", "OR")) or value == "("
 
     def _take(self, kind: str, value: str) -> bool:
         if self._position < len(self._tokens) and self._tokens[self._position] == (kind, value):
@@ -130,8 +133,9 @@ def _look_up(resource: Mapping[str, Any], names: list[str]) -> Any:
 
 def _compare(actual: Any, operator: str, wanted: str) -> bool:
     if operator == ":":
-        present = actual is not None
-        return present if wanted == "*" else present and wanted.lower() in str(actual).lower()
+        if actual is None or wanted == "*":
+            return actual is not None
+        return wanted in actual if isinstance(actual, Mapping) else wanted.lower() in str(actual).lower()
     if operator == "=":
         return _text(actual) == wanted or _wildcard(actual, wanted)
     if operator == "!=":
@@ -155,12 +159,15 @@ def _text(value: Any) -> str | None:
 
 
 def _ordered(text: str) -> float | datetime.datetime | str:
-    """A number, a time, or the text: whichever it is, so that `<` means what it says."""
+    """A number, a time, a severity's rank, or the text: whichever it is, so that `<` means what it says."""
+    if text in SEVERITIES:
+        return float(SEVERITIES.index(text))
     try:
         return float(text)
     except ValueError:
         pass
     try:
-        return datetime.datetime.fromisoformat(text)
+        time = datetime.datetime.fromisoformat(text)
     except ValueError:
         return text
+    return time if time.tzinfo else time.replace(tzinfo=datetime.UTC)

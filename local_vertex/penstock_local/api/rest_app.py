@@ -68,7 +68,7 @@ def _entries(dispatcher: Dispatcher) -> Iterator[_Entry]:
 
 
 async def _read(entries: list[_Entry], request: Request) -> tuple[Method, Any]:
-    path = request.url.path
+    path = request.scope["path"]
     for entry in entries:
         match = entry.pattern.fullmatch(path) if entry.route.http_method == request.method else None
         if match is not None:
@@ -85,8 +85,10 @@ def _message(entry: _Entry, path_fields: dict[str, str], body: bytes, request: R
     if entry.route.body and body.strip():
         try:
             parsed = json.loads(body)
-        except json.JSONDecodeError as exc:
+        except ValueError as exc:
             raise InvalidArgumentError(f"the body is not JSON: {exc}") from exc
+        if not isinstance(parsed, dict):
+            raise InvalidArgumentError(f"the body must be a JSON object, not {type(parsed).__name__}.")
         told = parsed if entry.route.body == "*" else {entry.route.body: parsed}
     for name, value in request.query_params.multi_items():
         if name not in _SYSTEM_PARAMETERS:

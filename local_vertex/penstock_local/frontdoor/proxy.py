@@ -1,19 +1,18 @@
 """The front door: one loopback port that takes CONNECT for the hosts served here and refuses every other host.
 
-A client's TLS goes through unopened to the server that speaks its protocol; the ClientHello says which: the server
-name tells the API, and ALPN tells gRPC from HTTP/1.1. A request that is not CONNECT goes to the control server.
+A client's TLS goes through unopened to the server that speaks its protocol; the ALPN of its ClientHello tells gRPC
+from HTTP/1.1. A request that is not CONNECT goes to the control server.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import fnmatch
 import logging
 import socket
 from dataclasses import dataclass, field
 
-from penstock_local.frontdoor.client_hello import ClientHello, parse_client_hello
+from penstock_local.frontdoor.client_hello import alpn_protocols
 
 logger = logging.getLogger(__name__)
 
@@ -54,22 +53,30 @@ class FrontDoor:
     refused: list[str] = field(default_factory=list)
     """HOST:PORT of each refused CONNECT and the URL of each refused plain proxy request, in order."""
     _server: asyncio.Server | None = None
+    _connections: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self, listener: socket.socket) -> None:
         """Accept connections on a socket that listens on 127.0.0.1."""
-        self._server = await asyncio.start_server(self._handle, sock=listener, limit=_CHUNK_BYTES)
+        self._server = await asyncio.start_server(self._accept, sock=listener, limit=_CHUNK_BYTES)
 
     async def stop(self) -> None:
-        """Stop listening; open connections end with their peers."""
+        """Stop listening and cut what is open: clients keep idle connections for as long as the servers let them."""
         if self._server is not None:
             self._server.close()
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.create_task(self._handle(reader, writer))
+        self._connections.add(connection)
+        connection.add_done_callback(self._connections.discard)
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_HEAD_TIMEOUT_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
-            target = self._refusal_or_port(head)
-            if target is None:
+            if not self._accepts(head):
                 writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
                 await writer.drain()
             elif head.startswith(b"CONNECT "):
@@ -80,29 +87,27 @@ class FrontDoor:
             logger.debug("connection ended: %r", exc)
         finally:
             writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
 
-    def _refusal_or_port(self, head: bytes) -> str | None:
-        """The request's target if it is served here, else None, noted down."""
-        method, target, *_ = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+    def _accepts(self, head: bytes) -> bool:
+        """Whether the request's target is served here; a refusal is noted down."""
+        method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
+        target = rest.partition(" ")[0]
         host, _, port = target.rpartition(":")
         served = is_served(host) and port == "443" if method == "CONNECT" else target.startswith("/")
         if not served:
             self.refused.append(target)
             logger.warning("refused a request to %s: nothing leaves this machine", target)
-            return None
-        return target
+        return served
 
     async def _tunnel(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
         await writer.drain()
         async with asyncio.timeout(_HEAD_TIMEOUT_SECONDS):
             hello_bytes = await _read_client_hello(reader)
-        await _splice(reader, writer, self._port_for(parse_client_hello(hello_bytes)), hello_bytes)
+        await _splice(reader, writer, self._port_for(alpn_protocols(hello_bytes)), hello_bytes)
 
-    def _port_for(self, hello: ClientHello) -> int:
-        if hello.alpn and "http/1.1" not in hello.alpn:
+    def _port_for(self, alpn: tuple[str, ...]) -> int:
+        if alpn and "http/1.1" not in alpn:
             return self.backends.grpc_port
         return self.backends.https_port
 

@@ -70,9 +70,12 @@ def load_image_map(path: Path | None) -> ImageMap:
     if path is None:
         return ImageMap({})
     try:
-        tables = tomllib.loads(path.read_text()).get("images", {})
-    except (OSError, tomllib.TOMLDecodeError) as exc:
+        told = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as exc:
         raise ImageMapError(f"image map {path}: {exc}") from exc
+    tables = told.pop("images", {})
+    if told or not isinstance(tables, dict):
+        raise ImageMapError(f'image map {path}: only tables [images."REPOSITORY"] are allowed in it.')
     return ImageMap(
         {repository: _local_image(path, repository, table) for repository, table in tables.items()}
     )
@@ -85,11 +88,11 @@ def repository_of(image_uri: str) -> str:
     return f"{head}{slash}{last.partition(':')[0]}"
 
 
-def _local_image(path: Path, repository: str, table: Mapping[str, Any]) -> LocalImage:
-    unknown = set(table) - {"python", "entrypoint", "env"}
-    if unknown:
+def _local_image(path: Path, repository: str, table: Any) -> LocalImage:
+    if not _is_well_formed(table):
         raise ImageMapError(
-            f"image map {path}: {repository} has unknown keys {sorted(unknown)}; allowed are python, entrypoint and env."
+            f"image map {path}: {repository} is {table!r}; allowed are python (a path), entrypoint (an array of "
+            "strings) and env (a table of strings)."
         )
     if repository != repository_of(repository):
         raise ImageMapError(f"image map {path}: give {repository_of(repository)!r}, without tag or digest.")
@@ -99,6 +102,14 @@ def _local_image(path: Path, repository: str, table: Mapping[str, Any]) -> Local
         entrypoint=tuple(table.get("entrypoint", ())),
         env=dict(table.get("env", {})),
     )
+
+
+def _is_well_formed(table: Any) -> bool:
+    if not isinstance(table, dict) or set(table) - {"python", "entrypoint", "env"}:
+        return False
+    entrypoint, env = table.get("entrypoint", []), table.get("env", {})
+    texts = [table.get("python", ""), *entrypoint, *(env.values() if isinstance(env, dict) else [None])]
+    return isinstance(entrypoint, list) and all(isinstance(text, str) for text in texts)
 
 
 def _built_in() -> dict[str, LocalImage]:

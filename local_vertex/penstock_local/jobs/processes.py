@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -16,6 +18,11 @@ _INHERITED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES
 _INHERITED_PREFIXES = ("PIP_",)
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MAX_LINE_BYTES = 64 * 1024
+# Everything that a program starts inherits this variable, also what goes into a session of its own, as the workers of
+# torchrun do; so it finds what the process group does not.
+_MARK = "PENSTOCK_PROCESS_TREE"
+_KILL_ROUNDS = 100
+_KILL_PAUSE_SECONDS = 0.01
 
 LineSink = Callable[[str, str], None]
 """Called with (severity, line) from reader threads."""
@@ -39,18 +46,20 @@ class ProcessRecord:
     """A directory with one file for each running process group, so that a stand-in that was killed can be tidied up."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self._directory = directory.absolute()
         directory.mkdir(parents=True, exist_ok=True)
 
-    def kill_leftovers(self) -> int:
-        """Kill what an earlier stand-in on this state left running; returns how many groups that were."""
-        killed = 0
+    def kill_leftovers(self) -> None:
+        """Kill what an earlier stand-in on this state left running, and what that had started."""
         for file in self._directory.iterdir():
             if file.read_text() == _start_time(int(file.name)):
                 _signal_group(int(file.name), signal.SIGKILL)
-                killed += 1
             file.unlink(missing_ok=True)
-        return killed
+        _kill_marked(f"{_MARK}={self._directory}:")
+
+    def new_mark(self) -> str:
+        """A value of the marking variable for one program and all that it starts."""
+        return f"{self._directory}:{uuid.uuid4().hex}"
 
     def add(self, pid: int) -> None:
         """Note a group that runs."""
@@ -74,9 +83,10 @@ class ManagedProcess:
         record: ProcessRecord,
     ) -> None:
         """Start it. Raises OSError when the program cannot be started."""
+        self._mark = record.new_mark()
         self._process = subprocess.Popen(
             list(argv),
-            env=dict(env),
+            env={**env, _MARK: self._mark},
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -104,37 +114,67 @@ class ManagedProcess:
         gives 128 + the signal's number.
         """
         code = self._process.wait()
-        _signal_group(self.pid, signal.SIGKILL)
+        self._kill_tree()
         for reader in self._readers:
             reader.join()
         self._record.remove(self.pid)
         return 128 - code if code < 0 else code
 
-    def signal(self, number: int) -> None:
-        """Send a signal to the whole group; nothing happens when it is gone."""
-        if self._process.poll() is None:
-            _signal_group(self.pid, number)
+    def signal(self, number: int) -> bool:
+        """Send a signal to the whole group; False when the program has ended."""
+        if self._process.poll() is not None:
+            return False
+        _signal_group(self.pid, number)
+        return True
 
     def stop(self, grace_seconds: float) -> None:
-        """SIGTERM to the program, as a container runtime does; SIGKILL to its group when the grace is over."""
+        """SIGTERM to the program, as a container runtime does; SIGKILL to all of it when the grace is over."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(grace_seconds)
-            _signal_group(self.pid, signal.SIGKILL)
+            self._kill_tree()
+
+    def _kill_tree(self) -> None:
+        _signal_group(self.pid, signal.SIGKILL)
+        _kill_marked(f"{_MARK}={self._mark}\0")
 
 
 def _read_lines(stream: IO[bytes], severity: str, sink: LineSink) -> None:
-    while line := stream.readline(_MAX_LINE_BYTES):
-        text = line.decode(errors="replace").rstrip("\r\n")
-        if text:
-            sink(severity, text)
+    with stream:
+        while line := stream.readline(_MAX_LINE_BYTES):
+            text = line.decode(errors="replace").rstrip("\r\n")
+            if text:
+                sink(severity, text)
 
 
 def _signal_group(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
+
+
+def _kill_marked(mark: str) -> None:
+    """Kill every process with `mark` in its environment, in rounds: one may have started another meanwhile."""
+    for _ in range(_KILL_ROUNDS):
+        marked = [int(environ.parent.name) for environ in _environs() if mark.encode() in _read(environ)]
+        if not marked:
+            return
+        for pid in marked:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_KILL_PAUSE_SECONDS)
+
+
+def _environs() -> Iterator[Path]:
+    return Path("/proc").glob("[0-9]*/environ")
+
+
+def _read(environ: Path) -> bytes:
+    try:
+        return environ.read_bytes()
+    except OSError:
+        return b""  # it has ended, or is another user's
 
 
 def _start_time(pid: int) -> str:

@@ -17,6 +17,7 @@ from google.cloud.aiplatform_v1.types import CustomJobSpec
 from penstock_local.jobs.addresses import AddressBlock
 
 _TF_ROLES = ("chief", "worker", "ps", "evaluator")
+MAX_POOLS = len(_TF_ROLES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -72,13 +72,13 @@ class CustomJobRun:
     """Starts of replicas after the first, for tests and status."""
     _events: queue.Queue[_Exit | _Cancel] = field(default_factory=queue.Queue)
     _processes: dict[str, ManagedProcess] = field(default_factory=dict)
+    _waiters: list[threading.Thread] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, listener: JobListener) -> JobOutcome:
         """Start every replica and follow them to the end. No process of the job is left when this returns."""
         replicas = replicas_of(self.spec)
         addresses = allocate(len(replicas))
-        self.work_dir.mkdir(parents=True, exist_ok=True)
         try:
             self._start_all(replicas, addresses)
             listener.running()
@@ -97,10 +97,9 @@ class CustomJobRun:
         """Send a signal to a replica, as a fault would; False when it is not running."""
         with self._lock:
             process = self._processes.get(name)
-        if process is None:
+        if process is None or not process.signal(number):
             return False
         self._log(name, "NOTICE", f"fault injected: {signal.Signals(number).name}")
-        process.signal(number)
         return True
 
     def _follow(self, replicas: Sequence[Replica], addresses: AddressBlock) -> JobOutcome:
@@ -148,6 +147,8 @@ class CustomJobRun:
 
     def _start(self, replica: Replica, replicas: Sequence[Replica], addresses: AddressBlock) -> None:
         image = self.images.resolve(replica.image)
+        directory = self.work_dir / replica.name  # containers share no file system
+        directory.mkdir(parents=True, exist_ok=True)
         environment = {
             **base_environment(image.python),
             **self.client_environment,
@@ -165,27 +166,30 @@ class CustomJobRun:
         process = ManagedProcess(
             image.command_line(replica.command, replica.args),
             env=environment,
-            cwd=self.work_dir,
+            cwd=directory,
             sink=lambda severity, line: self._log(replica.name, severity, line),
             record=self.record,
         )
         with self._lock:
             self._processes[replica.name] = process
-        threading.Thread(target=self._await, args=(replica, process), daemon=True).start()
+        waiter = threading.Thread(target=self._await, args=(replica, process), daemon=True)
+        self._waiters.append(waiter)
+        waiter.start()
 
     def _await(self, replica: Replica, process: ManagedProcess) -> None:
         self._events.put(_Exit(replica, process, process.wait()))
 
     def _stop_all(self) -> None:
-        """SIGTERM to all at once, so that replicas which save together can; then no process is left."""
+        """SIGTERM to all at once, so that replicas which save together can; then no process is left and no line unread."""
         with self._lock:
             processes = list(self._processes.values())
             self._processes.clear()
         stoppers = [threading.Thread(target=process.stop, args=(GRACE_SECONDS,)) for process in processes]
         for stopper in stoppers:
             stopper.start()
-        for stopper in stoppers:
-            stopper.join()
+        for thread in (*stoppers, *self._waiters):
+            thread.join()
+        self._waiters.clear()
 
     def _failure(self, replica: Replica, code: int) -> str:
         lines = self.logs.last_lines(job_id=self.job_id, task_name=replica.name, count=_LAST_LINES)

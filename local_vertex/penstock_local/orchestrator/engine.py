@@ -186,8 +186,8 @@ class PipelineRun:
 
     def _advance(self, group: Group) -> None:
         """Starts or ends the children that need not wait any longer, and ends the group after the last of them."""
-        if group.state.is_final:
-            return
+        if group.state is TaskState.PENDING or group.state.is_final:
+            return  # a group that has not been opened has no children yet
         for child in group.in_state(TaskState.PENDING):
             self._advance_child(group, child)
         if all(child.state.is_final for child in group.children.values()):

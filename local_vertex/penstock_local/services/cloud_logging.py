@@ -6,19 +6,22 @@ The labels are those under which Vertex files a CustomJob's lines: resource type
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from google.cloud.logging_v2.types import LogEntry, logging
 
 from penstock_local.api.dispatch import CallContext
 from penstock_local.api.errors import InvalidArgumentError
-from penstock_local.api.filters import parse_filter
+from penstock_local.api.filters import SEVERITIES, parse_filter
 from penstock_local.api.messages import from_json
 from penstock_local.logs import LogStore
 from penstock_local.services.names import Place
+from penstock_local.services.resources import page_position
 
 _PAGE_SIZE = 50
-_SEVERITIES = ("DEFAULT", "DEBUG", "INFO", "NOTICE", "WARNING", "ERROR", "CRITICAL", "ALERT", "EMERGENCY")
+_PINNED_JOB = re.compile(r'(?<![-.\w])resource\.labels\.job_id="(\d+)"')
+_WIDENING = re.compile(r"\b(?:OR|NOT)\b")
 
 
 class LoggingService:
@@ -34,9 +37,14 @@ class LoggingService:
             raise InvalidArgumentError(
                 f"order_by {request.order_by!r}: allowed are `timestamp asc` and `timestamp desc`."
             )
+        for name in request.resource_names:
+            if name not in self._place.project_names:
+                raise InvalidArgumentError(
+                    f"resourceNames has {name!r}; this stand-in serves projects/{self._place.project_id}."
+                )
         ascending = not request.order_by.endswith("desc")
         predicate = parse_filter(request.filter)
-        after = _position(request.page_token) if request.page_token else (0 if ascending else 1 << 62)
+        after = page_position(request, default=0 if ascending else 1 << 62)
         rows = self._logs.rows(job_id=_job_id_in(request.filter), after=after, ascending=ascending)
         page_size = request.page_size or _PAGE_SIZE
         entries: list[LogEntry] = []
@@ -53,7 +61,7 @@ class LoggingService:
     def _entry(self, row: tuple[Any, ...]) -> dict[str, Any]:
         number, timestamp, job_id, task_name, severity, line = row
         payload = _json_object(line)
-        if payload is not None and payload.get("severity") in _SEVERITIES:
+        if payload is not None and payload.get("severity") in SEVERITIES:
             severity = payload.pop("severity")
         return {
             "logName": f"projects/{self._place.project_id}/logs/{task_name}",
@@ -72,7 +80,7 @@ def _json_object(line: str) -> dict[str, Any] | None:
     if not line.startswith("{"):
         return None
     try:
-        told = json.loads(line)
+        told = json.loads(line, parse_constant=str)  # JSON has no NaN, and readers choke on it
     except json.JSONDecodeError:
         return None
     return told if isinstance(told, dict) else None
@@ -80,12 +88,5 @@ def _json_object(line: str) -> dict[str, Any] | None:
 
 def _job_id_in(text: str) -> str | None:
     """The job id that the filter pins, to read only that job's rows; None reads all."""
-    head, separator, rest = text.partition('resource.labels.job_id="')
-    return rest.partition('"')[0] if separator and " OR " not in text and "NOT" not in head else None
-
-
-def _position(token: str) -> int:
-    try:
-        return int(token)
-    except ValueError as exc:
-        raise InvalidArgumentError(f"page_token {token!r} is not one that was given out.") from exc
+    match = _PINNED_JOB.search(text)
+    return match[1] if match and not _WIDENING.search(text) else None

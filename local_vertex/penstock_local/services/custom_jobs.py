@@ -19,11 +19,13 @@ from penstock_local.api.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
+    UnavailableError,
     UnimplementedError,
 )
 from penstock_local.api.messages import to_json
 from penstock_local.jobs.images import ImageMap, UnknownImageError
 from penstock_local.jobs.processes import ProcessRecord
+from penstock_local.jobs.replicas import MAX_POOLS
 from penstock_local.jobs.runner import CustomJobRun, JobOutcome
 from penstock_local.logs import LogStore
 from penstock_local.services.names import Place
@@ -96,6 +98,7 @@ class JobService:
     _runs: dict[str, CustomJobRun] = field(default_factory=dict)
     _threads: dict[str, threading.Thread] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _is_shut_down: bool = False
 
     def create_custom_job(self, request: job_service.CreateCustomJobRequest, _: CallContext) -> CustomJob:
         """Check the job, keep it, and start it at once."""
@@ -106,7 +109,6 @@ class JobService:
         job.name = f"{parent}/customJobs/{job_id}"
         job.state = JobState.JOB_STATE_PENDING
         job.create_time = job.update_time = now()
-        self.store.insert(job, parent=parent)
         run = CustomJobRun(
             job_id=job_id,
             spec=job.job_spec,
@@ -119,8 +121,11 @@ class JobService:
         )
         thread = threading.Thread(target=self._run, args=(job.name, run), name=f"job-{job_id}", daemon=True)
         with self._lock:
+            if self._is_shut_down:
+                raise UnavailableError("the stand-in is shutting down.")
+            self.store.insert(job, parent=parent)
             self._runs[job.name], self._threads[job.name] = run, thread
-        thread.start()
+            thread.start()
         return job
 
     def get_custom_job(self, request: job_service.GetCustomJobRequest, context: CallContext) -> CustomJob:
@@ -176,6 +181,7 @@ class JobService:
     def shut_down(self) -> None:
         """Cancel every job and wait until no replica is left."""
         with self._lock:
+            self._is_shut_down = True
             runs, threads = list(self._runs.values()), list(self._threads.values())
         for run in runs:
             run.cancel()
@@ -188,9 +194,9 @@ class JobService:
         except Exception as exc:
             logger.exception("%s ended inside the stand-in", name)
             outcome = JobOutcome(error=f"the stand-in failed: {exc!r}")
+        self.store.update(CustomJob, name, lambda job: _close(job, outcome))
         with self._lock:
             del self._runs[name], self._threads[name]
-        self.store.update(CustomJob, name, lambda job: _close(job, outcome))
 
     def move_to_running(self, name: str) -> None:
         """All replicas run."""
@@ -213,6 +219,11 @@ class JobService:
             raise InvalidArgumentError(
                 "customJob.jobSpec.workerPoolSpecs is empty; give at least the primary's pool."
             )
+        if len(job.job_spec.worker_pool_specs) > MAX_POOLS:
+            raise InvalidArgumentError(
+                f"customJob.jobSpec.workerPoolSpecs has {len(job.job_spec.worker_pool_specs)} pools; at most {MAX_POOLS} "
+                "are allowed: primary, workers, reducers or parameter servers, evaluators."
+            )
         for path in _unsupported_fields(job):
             raise UnimplementedError(
                 f"{path} cannot be honoured by the stand-in; leave it out for a local run."
@@ -230,6 +241,10 @@ class JobService:
             raise InvalidArgumentError("; ".join(findings))
 
     def _check_pool(self, path: str, pool: Any) -> None:
+        if pool.replica_count < 0:
+            raise InvalidArgumentError(
+                f"{path}.replicaCount is {pool.replica_count}; it must not be negative."
+            )
         if not pool.replica_count:
             return  # an empty pool holds the place of one that the job does not use
         try:
@@ -276,7 +291,12 @@ def _unsupported_fields(job: CustomJob) -> Iterator[str]:
 
 
 def _is_set(message: Any, name: str) -> bool:
-    return any(descriptor.name == name for descriptor, _value in message.ListFields())
+    """Whether a field has a value; GCPC's launcher sends empty messages for what its user left out."""
+    return any(
+        descriptor.name == name
+        and (descriptor.message_type is None or descriptor.is_repeated or value.ByteSize())
+        for descriptor, value in message.ListFields()
+    )
 
 
 def _camel(name: str) -> str:

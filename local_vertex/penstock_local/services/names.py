@@ -18,6 +18,11 @@ class Place:
     project_id: str
     project_number: int
 
+    @property
+    def project_names(self) -> tuple[str, str]:
+        """`projects/ID` and `projects/NUMBER`."""
+        return f"projects/{self.project_id}", f"projects/{self.project_number}"
+
     def parent(self, given: str) -> str:
         """`projects/NUMBER/locations/LOCATION` for a request's parent. Raises InvalidArgumentError."""
         match = _PARENT.match(given)

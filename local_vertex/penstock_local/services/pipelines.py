@@ -22,7 +22,12 @@ from google.protobuf import empty_pb2
 from google.rpc import code_pb2, status_pb2
 
 from penstock_local.api.dispatch import CallContext
-from penstock_local.api.errors import FailedPreconditionError, InvalidArgumentError, UnimplementedError
+from penstock_local.api.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnavailableError,
+    UnimplementedError,
+)
 from penstock_local.api.messages import to_json
 from penstock_local.jobs.images import UnknownImageError
 from penstock_local.orchestrator.artifact import Artifact
@@ -70,6 +75,7 @@ class PipelineService:
     _runs: dict[str, PipelineRun] = field(default_factory=dict)
     _threads: dict[str, threading.Thread] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _is_shut_down: bool = False
 
     def create_pipeline_job(
         self, request: pipeline_service.CreatePipelineJobRequest, _: CallContext
@@ -84,7 +90,6 @@ class PipelineService:
         job.display_name = job.display_name or job_id
         job.state = PipelineState.PIPELINE_STATE_RUNNING
         job.create_time = job.start_time = job.update_time = now()
-        self.store.insert(job, parent=parent)
         self._start(job, pipeline, parameters, number)
         return job
 
@@ -145,6 +150,7 @@ class PipelineService:
     def shut_down(self) -> None:
         """Cancel every job, exit tasks too, and wait until no task is left."""
         with self._lock:
+            self._is_shut_down = True
             runs, threads = list(self._runs.values()), list(self._threads.values())
         for run in runs:
             run.cancel(exit_tasks_too=True)
@@ -218,8 +224,11 @@ class PipelineService:
         )
         thread = threading.Thread(target=self._run, args=(job.name, run), name=context.job_id, daemon=True)
         with self._lock:
+            if self._is_shut_down:
+                raise UnavailableError("the stand-in is shutting down.")
+            self.store.insert(job, parent=job.name.rpartition("/pipelineJobs/")[0])
             self._runs[job.name], self._threads[job.name] = run, thread
-        thread.start()
+            thread.start()
 
     def _run(self, name: str, run: PipelineRun) -> None:
         try:
@@ -227,14 +236,14 @@ class PipelineService:
         except Exception:
             logger.exception("%s ended inside the stand-in", name)
             outcome = None
-        with self._lock:
-            del self._runs[name], self._threads[name]
         if outcome is None:
             self._close(
                 name, PipelineState.PIPELINE_STATE_FAILED, "the stand-in failed; its log has the traceback"
             )
         else:
             self._close(name, _OUTCOMES[outcome.state], outcome.error.message if outcome.error else "")
+        with self._lock:
+            del self._runs[name], self._threads[name]
 
     def _close(self, name: str, state: PipelineState, message: str) -> None:
         def change(job: PipelineJob) -> None:

@@ -6,6 +6,7 @@ One place to wait for a change as well: a launcher that polls a job is held unti
 from __future__ import annotations
 
 import datetime
+import re
 import sqlite3
 import threading
 import time
@@ -142,14 +143,18 @@ def list_page(messages: Sequence[Any], request: Any) -> tuple[list[Any], str]:
     predicate = parse_filter(getattr(request, "filter", ""))
     found = [message for message in messages if predicate(to_json(message))]
     found = _ordered(found, getattr(request, "order_by", ""))
-    try:
-        start = int(request.page_token or 0)
-    except ValueError as exc:
-        raise InvalidArgumentError(
-            f"page_token {request.page_token!r} is not one that was given out."
-        ) from exc
+    start = page_position(request, default=0)
     end = start + (request.page_size or _PAGE_SIZE)
     return found[start:end], str(end) if end < len(found) else ""
+
+
+def page_position(request: Any, *, default: int) -> int:
+    """Where the page that a List request asks for begins. Raises InvalidArgumentError."""
+    if request.page_size < 0:
+        raise InvalidArgumentError(f"page_size is {request.page_size}; it must not be negative.")
+    if request.page_token and not re.fullmatch(r"[0-9]+", request.page_token):
+        raise InvalidArgumentError(f"page_token {request.page_token!r} is not one that was given out.")
+    return int(request.page_token or default)
 
 
 def now() -> datetime.datetime:

@@ -21,6 +21,7 @@ from penstock_local.api.errors import (
     ApiError,
     FailedPreconditionError,
     InvalidArgumentError,
+    NotFoundError,
     UnimplementedError,
 )
 from penstock_local.services.custom_jobs import done_operation
@@ -29,8 +30,10 @@ from penstock_local.services.resources import ResourceStore, list_page, now
 
 logger = logging.getLogger(__name__)
 
+_CRON_FIELDS = 5
 _TIME_ZONE = re.compile(r"(?:CRON_)?TZ=(\S+)\s+(.*)$")
 _LONGEST_SLEEP_SECONDS = 60.0
+_QUEUE_POLL_SECONDS = 1.0
 
 
 class PipelineJobs(Protocol):
@@ -66,7 +69,7 @@ class ScheduleService:
         schedule.state = Schedule.State.ACTIVE
         schedule.create_time = schedule.update_time = self.clock()
         schedule.start_time = schedule.start_time or schedule.create_time
-        schedule.next_run_time = _next_run(schedule, max(self.clock(), schedule.start_time))
+        _advance(schedule, max(self.clock(), schedule.start_time))
         self.store.insert(schedule, parent=parent)
         self._notify()
         return schedule
@@ -96,7 +99,7 @@ class ScheduleService:
         def change(message: Schedule) -> None:
             message.catch_up = request.catch_up
             if not request.catch_up:
-                message.next_run_time = _next_run(message, self.clock())
+                _advance(message, self.clock())
 
         self.store.update(Schedule, schedule.name, change)
         self._notify()
@@ -131,7 +134,10 @@ class ScheduleService:
 
     def _loop(self) -> None:
         while True:
-            self.fire_due()
+            try:
+                self.fire_due()
+            except NotFoundError as exc:
+                logger.info("a schedule was deleted while it was due: %s", exc)
             with self._wake:
                 if not self._stopped:
                     self._wake.wait(self._seconds_to_next())
@@ -141,7 +147,8 @@ class ScheduleService:
     def _seconds_to_next(self) -> float:
         active = [s.next_run_time for s in self.store.all(Schedule) if s.state == Schedule.State.ACTIVE]
         waits: list[float] = [(time - self.clock()).total_seconds() for time in active]
-        return max(0.0, min([_LONGEST_SLEEP_SECONDS, *waits]))
+        # What is due and was not fired waits in the queue for another run's end.
+        return min([_LONGEST_SLEEP_SECONDS, *(wait if wait > 0 else _QUEUE_POLL_SECONDS for wait in waits)])
 
     def _fire(self, schedule: Schedule) -> None:
         due = schedule.next_run_time
@@ -155,10 +162,7 @@ class ScheduleService:
         def change(message: Schedule) -> None:
             message.started_run_count += not busy
             message.last_scheduled_run_response = response
-            message.next_run_time = _next_run(message, due)
-            ended = message.end_time and message.next_run_time > message.end_time
-            if ended or (message.max_run_count and message.started_run_count >= message.max_run_count):
-                message.state = Schedule.State.COMPLETED
+            _advance(message, due)
             message.update_time = self.clock()
 
         self.store.update(Schedule, schedule.name, change)
@@ -187,7 +191,6 @@ class ScheduleService:
             raise InvalidArgumentError(
                 "schedule.createPipelineJobRequest.pipelineJobId cannot be set: each run has its own."
             )
-        _next_run(schedule, self.clock())
 
     def _set_state(self, given: str, allowed: Schedule.State, state: Schedule.State) -> Schedule:
         name = self.place.name(given)
@@ -208,11 +211,21 @@ class ScheduleService:
             self._wake.notify_all()
 
 
+def _advance(schedule: Schedule, after: datetime.datetime) -> None:
+    """Set the first run after `after`, or end the schedule. Raises InvalidArgumentError for a bad cron expression."""
+    schedule.next_run_time = _next_run(schedule, after)
+    is_past_end = schedule.end_time and schedule.next_run_time > schedule.end_time
+    if is_past_end or 0 < schedule.max_run_count <= schedule.started_run_count:
+        schedule.state = Schedule.State.COMPLETED
+
+
 def _next_run(schedule: Schedule, after: datetime.datetime) -> datetime.datetime:
     """The first time after `after` that the cron expression names. Raises InvalidArgumentError."""
     match = _TIME_ZONE.match(schedule.cron)
     zone_name, expression = (match[1], match[2]) if match else ("UTC", schedule.cron)
     try:
+        if len(expression.split()) != _CRON_FIELDS:
+            raise CronSimError("Wrong number of fields")  # CronSim itself takes a sixth, for seconds
         zone = zoneinfo.ZoneInfo(zone_name)
         return next(CronSim(expression, after.astimezone(zone))).astimezone(datetime.UTC)
     except (CronSimError, StopIteration, zoneinfo.ZoneInfoNotFoundError, ValueError) as exc:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock_local.storage import ObjectStore
+from penstock_local.storage.errors import BucketNotFoundError
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,10 @@ class GcsView:
         """Make the input artifacts' objects readable as files."""
         for uri in _artifact_uris(executor_input.get("inputs", {})):
             bucket, name = _split(uri)
-            for found in self._objects_below(bucket, name):
-                self._write(bucket, found)
+            # An artifact may point to a bucket that is not here: only a task that reads it should fail.
+            with contextlib.suppress(BucketNotFoundError):
+                for found in self._objects_below(bucket, name):
+                    self._write(bucket, found)
 
     def bring_out(self, executor_input: Mapping[str, Any]) -> None:
         """Store the files below the output artifacts' paths as objects."""
@@ -45,11 +48,11 @@ class GcsView:
 
     def _objects_below(self, bucket: str, name: str) -> Iterator[str]:
         """The object of that name, and those below it as a folder."""
-        token = ""
+        token, folder = "", f"{name.rstrip('/')}/" if name else ""
         while True:
             page = self.objects.list(bucket, prefix=name, page_token=token)
             for found in page.objects:
-                if found.name == name or found.name.startswith(f"{name.rstrip('/')}/"):
+                if found.name == name or found.name.startswith(folder):
                     yield found.name
             token = page.next_page_token
             if not token:

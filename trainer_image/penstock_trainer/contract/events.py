@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from penstock_trainer.contract.fields import ContractError, from_dict
+from penstock_trainer.contract.fields import ContractError, canonical_json, from_dict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,3 +65,13 @@ def parse_event(payload: Any) -> StepEvent | ProgressEvent | None:
         return from_dict(kind, {name: payload[name] for name in kind.__slots__ if name in payload})
     except ContractError:
         return None
+
+
+def steps_to_jsonl(steps: Iterable[StepEvent]) -> bytes:
+    """The file in which an export keeps its run's logged steps: one JSON object a line, the fields of StepEvent."""
+    return "".join(canonical_json(step) + "\n" for step in steps).encode()
+
+
+def steps_from_jsonl(data: bytes) -> list[StepEvent]:
+    """Read what `steps_to_jsonl` wrote. Raises ContractError when a line is something else."""
+    return [from_dict(StepEvent, json.loads(line)) for line in data.decode().splitlines()]

@@ -12,7 +12,7 @@ from penstock_components.launchers import evaluate
 from penstock_components.launchers.evaluation import Evaluation
 from penstock_trainer.contract.checkpoint import CheckpointObject, Manifest
 from penstock_trainer.contract.dataset import DatasetManifest, DatasetObject, Source, TokenizerInfo
-from penstock_trainer.contract.events import StepEvent
+from penstock_trainer.contract.events import StepEvent, steps_to_jsonl
 from penstock_trainer.contract.export import ExportManifest
 from unit.penstock_components.launchers.model_registry import LOCATION, PARENT, PROJECT
 
@@ -100,7 +100,7 @@ def export(bed, name, bits_per_byte, *, losses=(6.0, 5.0, 4.5), rate=0.003):
         )
         for step, loss in enumerate(losses)
     ]
-    bed.write(f"{name}/metrics.jsonl", "".join(event.to_line() + "\n" for event in events))
+    bed.write(f"{name}/metrics.jsonl", steps_to_jsonl(events).decode())
     return bed.uri(name)
 
 

@@ -181,6 +181,28 @@ def test_an_exit_task_runs_after_a_failure_and_is_told_of_it(
     }
 
 
+def test_a_failure_leaves_groups_that_were_not_opened_yet_alone(
+    harness: Any, compile_pipeline: Compile
+) -> None:
+    @dsl.pipeline(name="guarded-branch")
+    def pipeline():
+        with dsl.ExitHandler(report(), name="guard"):
+            first = word(text="a")
+            second = word(text=first.output)
+            with dsl.If(second.output == "a", name="branch"):
+                word(text="c")
+
+    outcome = harness.run(compile_pipeline(pipeline), {"word": lambda *_: TaskExit(1)})
+    assert outcome.state is TaskState.FAILED
+    assert harness.recorder.final() == {
+        "exit-handler-1": "FAILED",
+        "word": "FAILED",
+        "word-2": "NOT_TRIGGERED",
+        "condition-2": "NOT_TRIGGERED",
+        "report": "SUCCEEDED",
+    }
+
+
 def test_an_exit_task_is_told_of_success(harness: Any, compile_pipeline: Compile) -> None:
     assert harness.run(compile_pipeline(exit_handler_pipeline())).state is TaskState.SUCCEEDED
     status = harness.executor.parameters_of("report")["status"]
