@@ -13,6 +13,7 @@ import os
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -41,7 +42,7 @@ from penstock_trainer.rank_env import RankEnv
 from penstock_trainer.storage import storage_for
 from penstock_trainer.world import World, first_line, is_lost_peer
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("penstock_trainer.trainer")  # also when run as __main__
 
 
 class Trainer:
@@ -266,6 +267,10 @@ def main(argv: Sequence[str]) -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would look for one and warn on every rank
+    # DeepSpeed calls collectives by names that torch has deprecated; nobody who reads a run's log can do about it.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     return run_rank(argv, env)
 
 
