@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock_pipelines.errors import InputError, PenstockError
+from penstock_pipelines.errors import InputError, PenstockError, ServiceError
 from penstock_pipelines.local import DEFAULT_STATE, find_server, reset_state, start_server
 from penstock_pipelines.settings import Settings, load_settings
 
@@ -42,6 +42,12 @@ class _Command(click.Group):
         except PenstockError as exc:
             click.echo(f"error: {exc}", err=True)
             context.exit(exc.exit_code)
+        except Exception as exc:
+            # Told by its module: importing Google's exceptions here would cost every verb their import.
+            if not type(exc).__module__.startswith(("google.auth", "google.api_core")):
+                raise
+            click.echo(f"error: {exc}", err=True)
+            context.exit(ServiceError.exit_code)
 
 
 @click.group(cls=_Command, context_settings={"help_option_names": ["-h", "--help"]})

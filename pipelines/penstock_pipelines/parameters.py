@@ -27,7 +27,7 @@ class PipelineParameters:
                 spec["root"].get("inputDefinitions", {}).get("parameters", {})
             )
         except (OSError, yaml.YAMLError, KeyError, TypeError) as exc:
-            raise InputError(f"{compiled} is not a compiled pipeline: {exc!r}") from exc
+            raise InputError(f"{compiled} is not a compiled pipeline; `penstock compile` makes one.") from exc
 
     def values(self, given: Sequence[str], defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Values for a run: NAME=VALUE texts over `defaults`, each of the type that the pipeline declares.

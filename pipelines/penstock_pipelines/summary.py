@@ -18,9 +18,8 @@ from penstock_trainer.storage import StorageError, storage_for
 def print_summary(console: Console, follower: Follower, *, report_dir: Path) -> None:
     """Print what there is of a run. What it does not have is left out; why it failed comes last."""
     view = follower.view
-    tasks = Table(
-        "task", "state", "seconds", title=f"run {view.run_id}: {view.state.lower()}", title_justify="left"
-    )
+    console.print(f"\nrun {view.run_id}: {view.state.lower()}", style="bold", highlight=False)
+    tasks = Table("task", "state", "seconds")
     for task in view.tasks.values():
         tasks.add_row(task.name, task.state.lower(), f"{task.seconds:.1f}")
     console.print(tasks)

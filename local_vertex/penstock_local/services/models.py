@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 import re
+import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from google.cloud.aiplatform_v1.types import Model, model_service
@@ -27,8 +28,8 @@ from penstock_local.services.names import Place
 from penstock_local.services.resources import ResourceStore, list_page, now
 
 DEFAULT_ALIAS = "default"
-_ALIAS = re.compile(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]$")
-_MODEL_ID = re.compile(r"[a-z0-9_-]{1,63}$")
+_ALIAS = re.compile(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]")
+_MODEL_ID = re.compile(r"[a-z0-9_-]{1,63}")
 
 
 @dataclass
@@ -37,6 +38,7 @@ class ModelService:
 
     store: ResourceStore
     place: Place
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def upload_model(
         self, request: model_service.UploadModelRequest, _: CallContext
@@ -48,7 +50,9 @@ class ModelService:
             raise InvalidArgumentError("model.displayName is empty; give the model a name.")
         for alias in model.version_aliases:
             _check_alias(alias)
-        model_name, number = self._next_version(parent, request)
+        with self._lock:  # two uploads at once are two versions
+            model_name, number = self._next_version(parent, request)
+            self.store.put_text(_counter_key(model_name), str(number))
         aliases = [alias for alias in model.version_aliases if alias != DEFAULT_ALIAS]
         becomes_default = number == 1 or DEFAULT_ALIAS in model.version_aliases
         model.name, model.version_id = f"{model_name}@{number}", str(number)
@@ -136,9 +140,11 @@ class ModelService:
                     "modelId and parentModel are both given; modelId is for a new model only."
                 )
             name = _without_version(self.place.name(request.parent_model))
-            return name, max(int(version.version_id) for version in self._versions(name)) + 1
+            self._versions(name)  # there is such a model
+            # Counted beside the versions: the number of a deleted one is not given again.
+            return name, int(self.store.get_text(_counter_key(name)) or 0) + 1
         model_id = request.model_id or self.store.next_id()
-        if _MODEL_ID.match(model_id) is None:
+        if _MODEL_ID.fullmatch(model_id) is None:
             raise InvalidArgumentError(
                 f"modelId {model_id!r} is not valid: 1 to 63 lower-case letters, digits, hyphens and underscores."
             )
@@ -191,12 +197,14 @@ def _shown(version: Model) -> Model:
     return shown
 
 
+def _counter_key(model_name: str) -> str:
+    return f"last version of {model_name}"
+
+
 def _without_version(name: str) -> str:
     return name.partition("@")[0]
 
 
 def _check_alias(alias: str) -> None:
-    if _ALIAS.match(alias) is None:
-        raise InvalidArgumentError(
-            f"version alias {alias!r} is not valid; it must match {_ALIAS.pattern[:-1]}."
-        )
+    if _ALIAS.fullmatch(alias) is None:
+        raise InvalidArgumentError(f"version alias {alias!r} is not valid; it must match {_ALIAS.pattern}.")

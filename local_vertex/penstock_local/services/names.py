@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from penstock_local.api.errors import InvalidArgumentError
 
-_PARENT = re.compile(r"projects/([^/]+)/locations/([^/]+)$")
-_JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,127}$")
+_PARENT = re.compile(r"projects/([^/]+)/locations/([^/]+)")
+_JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,127}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Place:
 
     def parent(self, given: str) -> str:
         """`projects/NUMBER/locations/LOCATION` for a request's parent. Raises InvalidArgumentError."""
-        match = _PARENT.match(given)
+        match = _PARENT.fullmatch(given)
         if match is None or match[1] not in (self.project_id, str(self.project_number)):
             raise InvalidArgumentError(
                 f"parent {given!r} is not served here; it must be projects/{self.project_id}/locations/LOCATION."
@@ -45,7 +45,7 @@ class Place:
 
 def checked_job_id(job_id: str) -> str:
     """A pipeline job id. Raises InvalidArgumentError unless it is what Vertex takes."""
-    if _JOB_ID.match(job_id) is None:
+    if _JOB_ID.fullmatch(job_id) is None:
         raise InvalidArgumentError(
             f"pipeline_job_id {job_id!r} is not valid: lower-case letters, digits and hyphens, at most 128 characters, "
             "beginning with a letter."

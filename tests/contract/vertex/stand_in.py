@@ -104,7 +104,7 @@ class Rest:
         self.session.trust_env = False
         self.session.proxies = {"https": environment["https_proxy"]}
         self.session.verify = environment["REQUESTS_CA_BUNDLE"]
-        self._control = f"http://127.0.0.1:{stand_in.port}/penstock"
+        self.control_url = f"http://127.0.0.1:{stand_in.port}/penstock"
 
     def close(self) -> None:
         self.session.close()
@@ -127,7 +127,7 @@ class Rest:
 
     def control(self, method: str, path: str, body: Any = None) -> Any:
         """One request to the stand-in's own API."""
-        response = self.session.request(method, f"{self._control}/{path}", json=body)
+        response = self.session.request(method, f"{self.control_url}/{path}", json=body)
         response.raise_for_status()
         return response.json()
 
@@ -157,6 +157,14 @@ class Rest:
         return [
             entry.get("textPayload") or json.dumps(entry["jsonPayload"]) for entry in told.get("entries", [])
         ]
+
+    def first_line(self, job_name: str, replica: str = "workerpool0-0") -> str:
+        """The first line of a replica as soon as there is one."""
+        deadline = time.monotonic() + 20
+        while not (lines := self.lines(job_name, replica)):
+            assert time.monotonic() < deadline, f"{job_name}: {replica} has said nothing"
+            time.sleep(0.05)
+        return lines[0]
 
     def wait_for_line(self, job_name: str, replica: str, text: str) -> list[str]:
         """The lines of a replica as soon as one of them is `text`."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from contract.vertex.stand_in import IMAGE, Rest
 
 JOBS = "v1/projects/demo/locations/us-central1/customJobs"
@@ -146,9 +147,9 @@ def test_exit_code_134_after_sigterm_has_the_job_retried(rest: Rest) -> None:
 def test_a_fault_for_a_replica_that_does_not_run_is_not_found(rest: Rest) -> None:
     name = create(rest, pool(SLEEP))
     fault = {"customJob": name, "replica": "workerpool3-0", "signal": "SIGKILL"}
-    response = rest.session.post(f"{rest._control}/faults:signal", json=fault)
+    response = rest.session.post(f"{rest.control_url}/faults:signal", json=fault)
     assert (response.status_code, response.json()["error"]["status"]) == (404, "NOT_FOUND")
-    response = rest.session.post(f"{rest._control}/faults:signal", json={**fault, "signal": "SIGNOPE"})
+    response = rest.session.post(f"{rest.control_url}/faults:signal", json={**fault, "signal": "SIGNOPE"})
     assert response.status_code == 400
     rest.call("POST", f"v1/{name}:cancel", {})
     rest.wait_until(name, "CANCELLED")
@@ -168,13 +169,12 @@ def test_cancel_ends_every_process_also_those_in_sessions_of_their_own(rest: Res
         "time.sleep(60)"
     )
     name = create(rest, pool(tree))
-    while not (lines := rest.lines(name)):
-        pass
-    assert is_running(int(lines[0]))
+    child = int(rest.first_line(name))
+    assert is_running(child)
     rest.call("POST", f"v1/{name}:cancel", {})
     done = rest.wait_until(name, "CANCELLED")
     assert "error" not in done
-    assert not is_running(int(lines[0]))
+    assert not is_running(child)
     rest.call("POST", f"v1/{name}:cancel", {})  # an ended job stays as it is
     assert rest.call("GET", f"v1/{name}")["state"] == "JOB_STATE_CANCELLED"
 

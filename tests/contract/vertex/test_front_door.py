@@ -6,6 +6,7 @@ import socket
 
 import pytest
 import requests
+
 from contract.vertex.stand_in import BUCKET, Rest, StandIn
 
 JOBS = "https://us-central1-aiplatform.googleapis.com/v1/projects/demo/locations/us-central1/customJobs"

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from contract.vertex.stand_in import IMAGE, StandIn
 
 with warnings.catch_warnings():
@@ -184,7 +185,7 @@ result = {
     [
         ({"network": "x"}, 501, "pipelineJob.network"),
         ({"runtimeConfig": {"gcsOutputDirectory": "gs://nowhere/x"}}, 400, "gs://nowhere/x"),
-        ({"runtimeConfig": {"gcsOutputDirectory": "gs://test-bucket/x"}}, 400, ""),
+        ({"runtimeConfig": {"gcsOutputDirectory": "gs://test-bucket/x"}}, 400, "pipelineSpec"),
     ],
 )
 def test_a_pipeline_that_cannot_run_is_refused(rest: Any, job: dict[str, Any], code: int, told: str) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+
 from contract.vertex.stand_in import Rest, StandIn
 
 # What each script begins with. {transport} is the argument of aiplatform.init that selects gRPC or REST.
@@ -26,7 +29,7 @@ def wait(job, *states):
         time.sleep(0.1)
 """
 
-CUSTOM_JOBS = """
+CUSTOM_JOBS_START = """
 label = f"sdk-{os.getpid()}"
 sleep = "import time; time.sleep(60)"
 pools = [pool("print('primary')"), pool(sleep), pool(sleep)]
@@ -41,6 +44,9 @@ stopped = aiplatform.CustomJob(display_name=label, worker_pool_specs=[pool(sleep
 stopped.submit()
 wait(stopped, "RUNNING")
 stopped.cancel()
+"""
+
+CUSTOM_JOBS_END = """
 wait(stopped, "CANCELLED")
 wait(bad, "FAILED")
 unknown = pool(sleep)
@@ -53,7 +59,7 @@ except exceptions.BadRequest as exc:
 done.wait() if TRANSPORT == "grpc" else wait(done, "SUCCEEDED")
 again = aiplatform.CustomJob.get(done.resource_name)
 listed = aiplatform.CustomJob.list(filter=f'display_name="{label}"', order_by="create_time")
-result = {
+custom_jobs = {
     "state": again.state.name,
     "commands": [list(p.container_spec.command) for p in again.gca_resource.job_spec.worker_pool_specs],
     "sent": [p["container_spec"]["command"] for p in pools],
@@ -83,7 +89,7 @@ try:
 except exceptions.BadRequest as exc:
     refusal = exc.message
 registry.delete_version("1")
-result = {
+models = {
     "ids": [first.version_id, second.version_id],
     "versions": versions,
     "default": aiplatform.Model(first.resource_name).version_id,
@@ -93,35 +99,40 @@ result = {
     "left": [info.version_id for info in registry.list_versions()],
 }
 aiplatform.Model(first.resource_name).delete()
-result["gone"] = [m.name for m in aiplatform.Model.list()]
+models["gone"] = [m.name for m in aiplatform.Model.list()]
 """
 
 
-@pytest.mark.parametrize("transport", ["grpc", "rest"])
-def test_custom_jobs_run_and_end_and_are_found_again(vertex: StandIn, transport: str) -> None:
-    result = vertex.client(PREAMBLE.format(transport=transport) + CUSTOM_JOBS)
+@pytest.fixture(scope="module", params=["grpc", "rest"])
+def told(vertex: StandIn, request: pytest.FixtureRequest) -> Any:
+    """What one process found out over one transport; the models are looked at while the jobs run."""
+    parts = (PREAMBLE.format(transport=request.param), CUSTOM_JOBS_START, MODELS, CUSTOM_JOBS_END)
+    return vertex.client("".join(parts) + "result = {'custom_jobs': custom_jobs, 'models': models}")
+
+
+def test_custom_jobs_run_and_end_and_are_found_again(told: Any) -> None:
+    result = told["custom_jobs"]
     assert result["state"] == "JOB_STATE_SUCCEEDED"
     assert result["commands"] == result["sent"]
     assert "exited with a non-zero status of 1" in result["error"]
     assert "no data" in result["error"]
     assert "customJob.jobSpec.workerPoolSpecs[0].containerSpec.imageUri" in result["refusal"]
-    assert sorted(result["listed"]) == sorted(result["created"])
+    assert sorted(result["listed"]) == sorted(result["created"])  # `run` creates its job in a thread
 
 
-@pytest.mark.parametrize("transport", ["grpc", "rest"])
-def test_the_model_registry_moves_aliases_between_versions(vertex: StandIn, transport: str) -> None:
-    result = vertex.client(PREAMBLE.format(transport=transport) + MODELS)
+def test_the_model_registry_moves_aliases_between_versions(told: Any) -> None:
+    result = told["models"]
+    refusal = result.pop("refusal")
     assert result == {
         "ids": ["1", "2"],
         "versions": {"1": [], "2": ["champion", "default"]},
         "default": "2",
         "champion": "2",
         "listed": True,
-        "refusal": result["refusal"],
         "left": ["2"],
         "gone": [],
     }
-    assert "is the default version" in result["refusal"]
+    assert "is the default version" in refusal
 
 
 def test_the_logging_client_reads_a_replicas_lines(vertex: StandIn, rest: Rest) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -166,30 +165,32 @@ def test_leftovers_of_a_killed_stand_in_are_killed_and_nothing_else(
     tmp_path: Path, record: ProcessRecord
 ) -> None:
     """The stand-in that is killed is a process that starts a program and ends at once."""
+    program = start_child(start_new_session=True) + "time.sleep(60)"
     start = (
-        "import sys\n"
+        "import sys, time\n"
         "from pathlib import Path\n"
-        "from penstock_local.jobs.processes import *\n"
+        "from penstock_local.jobs.processes import ManagedProcess, ProcessRecord\n"
         f"record = ProcessRecord(Path({str(tmp_path / 'processes')!r}))\n"
-        f"process = ManagedProcess([sys.executable, '-c', {start_child(start_new_session=True) + 'time.sleep(60)'!r}],"
-        " env={}, cwd=Path(), sink=lambda severity, line: print(process.pid, line, flush=True), record=record)\n"
-        "import time; time.sleep(60)"
+        "told = []\n"
+        f"process = ManagedProcess([sys.executable, '-c', {program!r}], env={{}}, cwd=Path(),"
+        " sink=lambda _, line: told.append(line), record=record)\n"
+        "while not told: time.sleep(0.01)\n"
+        "print(process.pid, told[0], flush=True)\n"
+        "time.sleep(60)"
     )
-    killed = subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE, text=True)
-    assert killed.stdout is not None
-    program, child = (int(word) for word in killed.stdout.readline().split())
-    killed.kill()
-    killed.wait()
-    killed.stdout.close()
+    with subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        program_pid, child_pid = (int(word) for word in killed.stdout.readline().split())
+        killed.kill()
     bystander = subprocess.Popen([sys.executable, "-c", SLEEP])
     (tmp_path / "processes" / str(bystander.pid)).write_text("1")  # an earlier process of this id
     try:
-        assert is_running(program)
-        assert is_running(child)
+        assert is_running(program_pid)
+        assert is_running(child_pid)
         record.kill_leftovers()
-        until(lambda: not is_running(program) and not is_running(child))
+        until(lambda: not is_running(program_pid) and not is_running(child_pid))
         assert is_running(bystander.pid)
-        assert os.listdir(tmp_path / "processes") == []
+        assert list((tmp_path / "processes").iterdir()) == []
     finally:
         bystander.kill()
         bystander.wait()

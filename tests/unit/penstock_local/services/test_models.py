@@ -168,6 +168,6 @@ def test_an_upload_that_makes_no_sense_is_refused(
 
 @pytest.mark.parametrize("aliases", [("-default",), ("Bad",), ("-7",)])
 def test_aliases_that_cannot_be_merged_are_refused(two: Registry, aliases: Sequence[str]) -> None:
-    with pytest.raises(InvalidArgumentError, match="alias|Aliases"):
+    with pytest.raises(InvalidArgumentError, match=r"alias|Aliases"):
         two.merge("1", *aliases)
     assert two.aliases()["1"] == ["champion", "default"]
