@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RECIPE ?= tiny-zero2
 RUN_ARGS ?=
+# Most tests wait for processes of their own; two at once keep two cores busy.
+TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help install run test test-full check fix compile clean
@@ -29,10 +31,10 @@ run: $(STAMP) ## Run RECIPE (default tiny-zero2) on the embedded Vertex AI: stag
 	$(BIN)/penstock run $(RECIPE) --state build/demo --reset --prepare pipelines/examples/stdlib_corpus.py $(RUN_ARGS)
 
 test: $(STAMP) ## Run the test suite
-	$(BIN)/python -m pytest -m 'not full'
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m 'not full'
 
 test-full: $(STAMP) ## Run the long matrices too
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
 
 check: $(STAMP) ## Format, lint, types, import rules, proportion
 	$(BIN)/ruff format --check .
