@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock_pipelines.errors import InputError, PenstockError, ServiceError
-from penstock_pipelines.local import DEFAULT_STATE, find_server, reset_state, start_server
+from penstock_pipelines.local import DEFAULT_STATE, find_server, reset_state, server_on, start_server
 from penstock_pipelines.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -42,6 +42,9 @@ class _Command(click.Group):
         except PenstockError as exc:
             click.echo(f"error: {exc}", err=True)
             context.exit(exc.exit_code)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            context.exit(_EXIT_INTERRUPTED)
         except Exception as exc:
             # Told by its module: importing Google's exceptions here would cost every verb their import.
             if not type(exc).__module__.startswith(("google.auth", "google.api_core")):
@@ -106,26 +109,20 @@ def run(
     click.echo(f"compiled {path} (sha256 {digest})")
     if reset:
         reset_state(state)
-    server = find_server(state)
-    ours = server is None
-    if server is None:
-        server = start_server(state, settings)
-    click.echo(f"stand-in: project {settings.project}, state {state}, port {server.front_port}")
-    try:
+    with server_on(state, settings) as server:
+        click.echo(f"stand-in: project {settings.project}, state {state}, port {server.front_port}")
         environment = server.environment() | {"PENSTOCK_BUCKET": settings.bucket}
         code = _child([str(prepare)], environment) if prepare else 0
         if code == 0:
             arguments = [
-                "-m",
-                "penstock_pipelines.cli",
-                *(["--settings", str(settings_file)] if settings_file else []),
+                *_this_command(settings_file),
+                "submit",
+                str(path),
+                "--report-dir",
+                str(state / "reports"),
             ]
-            arguments += ["submit", str(path), "--report-dir", str(state / "reports")]
             arguments += ["--run-id", run_id] if run_id else []
             code = _child([*arguments, *(f"--param={text}" for text in parameters)], environment)
-    finally:
-        if ours:
-            server.stop()
     sys.exit(code)
 
 
@@ -368,13 +365,21 @@ def _follow(job: Any, settings: Settings, report_dir: Path) -> None:
 
 
 def _child(arguments: list[str], environment: Mapping[str, str]) -> int:
-    """Run Python with `arguments`. Ctrl-C reaches the child as well: it cancels, and is waited for."""
+    """Run Python with `arguments`; its exit code as a shell shows it.
+
+    Ctrl-C reaches the child as well: it cancels, and is waited for.
+    """
     process = subprocess.Popen([sys.executable, *arguments], env=dict(environment))
     while True:
         try:
-            return process.wait()
+            code = process.wait()
         except KeyboardInterrupt:
             continue
+        return 128 - code if code < 0 else code
+
+
+def _this_command(settings_file: Path | None) -> list[str]:
+    return ["-m", "penstock_pipelines.cli", *(["--settings", str(settings_file)] if settings_file else [])]
 
 
 def _reenter_with(state: Path) -> None:

@@ -5,6 +5,7 @@ The stand-in is another program; all that passes between the two is its command 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,18 +82,26 @@ def start_server(state: Path, settings: Settings, *, port: int = 0) -> LocalServ
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
-    deadline = time.monotonic() + _START_SECONDS
-    while time.monotonic() < deadline:
-        server = find_server(state)
-        if server is not None and server.pid == process.pid:
-            return server
-        code = process.poll()
-        if code is not None:
-            error = InputError if code == 2 else ServiceError
-            raise error(f"the stand-in did not start:\n{log.read_text().strip()}")
-        time.sleep(0.05)
-    process.kill()
-    raise ServiceError(f"the stand-in did not serve within {_START_SECONDS:.0f} s; its log is {log}.")
+    try:
+        return _await_server(state, process, log)
+    except BaseException:  # an interrupt too: nobody would know of the process
+        process.terminate()
+        process.wait()
+        raise
+
+
+@contextlib.contextmanager
+def server_on(state: Path, settings: Settings) -> Iterator[LocalServer]:
+    """The stand-in that runs on a state directory, or one for the duration of the block. Raises as `start_server`."""
+    server = find_server(state)
+    if server is not None:
+        yield server
+        return
+    server = start_server(state, settings)
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
 def reset_state(state: Path) -> None:
@@ -104,6 +113,20 @@ def reset_state(state: Path) -> None:
     if state.exists() and any(state.iterdir()) and not (state / "lock").exists():
         raise InputError(f"{state} is not the state directory of a stand-in; it is left as it is.")
     shutil.rmtree(state, ignore_errors=True)
+
+
+def _await_server(state: Path, process: subprocess.Popen[bytes], log: Path) -> LocalServer:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        server = find_server(state)
+        if server is not None and server.pid == process.pid:
+            return server
+        code = process.poll()
+        if code is not None:
+            error = InputError if code == 2 else ServiceError
+            raise error(f"the stand-in did not start:\n{log.read_text().strip()}")
+        time.sleep(0.05)
+    raise ServiceError(f"the stand-in did not serve within {_START_SECONDS:.0f} s; its log is {log}.")
 
 
 def _image_map(settings: Settings) -> str:

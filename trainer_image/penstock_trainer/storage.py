@@ -135,8 +135,8 @@ def join(uri: str, *names: str) -> str:
 
 def storage_for(uri: str) -> Storage:
     """The process's storage for a URI's scheme; its client is made on the first call. Raises UnsupportedUriError."""
-    scheme = urllib.parse.urlsplit(uri).scheme
-    if scheme not in ("gs", "file"):
+    scheme, separator, _ = uri.partition("://")
+    if not separator or scheme not in ("gs", "file"):
         raise UnsupportedUriError(f"{uri!r} is not a storage URI: give gs://BUCKET/NAME or file:///PATH.")
     return _storage_of(scheme)
 
@@ -361,12 +361,12 @@ class FileStorage:
     def delete(self, uri: str, *, if_generation_match: int | None = None) -> None:
         """See Storage.delete."""
         path = path_of(uri)
+        if not path.is_file():
+            raise ObjectNotFoundError(f"{uri} does not exist.")
         with _locked(path.parent):
-            if not path.is_file():
-                raise ObjectNotFoundError(f"{uri} does not exist.")
             if if_generation_match is not None and path.stat().st_mtime_ns != if_generation_match:
                 raise PreconditionFailedError(f"{uri} is not in generation {if_generation_match}.")
-            path.unlink()
+            path.unlink(missing_ok=True)
 
     def copy(self, source_uri: str, target_uri: str) -> ObjectInfo:
         """See Storage.copy."""

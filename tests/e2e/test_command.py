@@ -1,0 +1,89 @@
+"""The `penstock` command as a process: interrupted, and on a stand-in that is someone else's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PENSTOCK = [sys.executable, "-m", "penstock_pipelines.cli", "--settings", str(ROOT / "penstock.toml")]
+
+
+def mentions(process: psutil.Process, text: str) -> bool:
+    """Whether a process has `text` in its command line or environment."""
+    try:
+        return text in " ".join(process.cmdline()) or text in " ".join(process.environ().values())
+    except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
+        return False
+
+
+def processes_of(state: Path) -> list[psutil.Process]:
+    return [process for process in psutil.process_iter() if mentions(process, str(state))]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """`penstock run` in a process group of its own, as a terminal starts it."""
+    corpus = ROOT / "pipelines" / "examples" / "stdlib_corpus.py"
+    process = subprocess.Popen(
+        [*PENSTOCK, "run", "tiny-fsdp", "--state", str(tmp_path / "state"), "--prepare", str(corpus)],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        process_group=0,
+    )
+    with process:  # closes the pipe
+        yield process
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    for left in processes_of(tmp_path / "state"):  # of a test that failed
+        left.kill()
+
+
+@pytest.mark.parametrize("moment", ["stand-in:", "stage-data: running", "custom-training-job: step"])
+def test_an_interrupt_at_any_moment_leaves_no_process_behind(
+    run: subprocess.Popen[str], tmp_path: Path, moment: str
+) -> None:
+    assert run.stdout is not None
+    seen = next(line for line in run.stdout if moment in line)
+    assert seen
+    os.killpg(run.pid, signal.SIGINT)
+    output = run.stdout.read()
+    assert run.wait(60) == 130, output
+    if moment != "stand-in:":  # then it is the user's own script that is interrupted
+        assert "Traceback" not in output
+    assert processes_of(tmp_path / "state") == []
+
+
+def test_a_state_directory_in_use_and_a_foreign_directory_are_left_alone(tmp_path: Path) -> None:
+    state, foreign = tmp_path / "state", tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.txt").write_text("years of work")
+    up = subprocess.run([*PENSTOCK, "local", "up", "--state", str(state)], capture_output=True, text=True)
+    try:
+        assert up.returncode == 0, up.stderr
+        for arguments, message in [
+            (["local", "up", "--state", str(state)], "is running on"),
+            (["run", "--reset", "--state", str(state)], "is running on"),
+            (["run", "--reset", "--state", str(foreign)], "is not the state directory"),
+        ]:
+            done = subprocess.run([*PENSTOCK, *arguments], cwd=tmp_path, capture_output=True, text=True)
+            assert done.returncode == 2
+            assert message in done.stderr
+        assert (foreign / "thesis.txt").read_text() == "years of work"
+    finally:
+        down = subprocess.run(
+            [*PENSTOCK, "local", "down", "--state", str(state)], capture_output=True, text=True
+        )
+    assert down.returncode == 0
+    time.sleep(0.1)
+    assert processes_of(state) == []

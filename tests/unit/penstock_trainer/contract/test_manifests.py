@@ -1,0 +1,102 @@
+"""Manifests and events: what one side writes the other reads, and nothing else passes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from penstock_trainer.contract.checkpoint import (
+    CheckpointObject,
+    Manifest,
+    Owner,
+    manifest_uri,
+    owner_uri,
+    step_dir_uri,
+    step_of,
+)
+from penstock_trainer.contract.dataset import DatasetManifest, token_type_for
+from penstock_trainer.contract.events import (
+    ProgressEvent,
+    StepEvent,
+    parse_event,
+    steps_from_jsonl,
+    steps_to_jsonl,
+)
+from penstock_trainer.contract.fields import ContractError
+
+OBJECT = CheckpointObject(name="a/index.json", generation=1, size=2, crc32c="AAAAAA==", sha256="00")
+MANIFEST = Manifest(
+    format_version=1,
+    step=100,
+    samples_seen=1600,
+    tokens_seen=409600,
+    config={"steps": 200},
+    config_hash="0123456789abcdef",
+    strategy="zero2",
+    world_size=2,
+    versions={"torch": "2.13.0"},
+    attempt="a",
+    fencing_token=3,
+    index="a/index.json",
+    objects=(OBJECT,),
+)
+STEP = StepEvent(step=1, steps=2, loss=3.5, learning_rate=0.1, grad_norm=1.0, tokens_per_second=10.0)
+
+
+def test_a_checkpoint_manifest_comes_back() -> None:
+    assert Manifest.from_json(MANIFEST.to_json()) == MANIFEST
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format_version": 2}, "checkpoint format 2 is not known here"),
+        ({"index": "other"}, "one of the objects"),
+        ({"stap": 1}, "Did you mean 'step'"),
+        ({"step": "100"}, "whole number"),
+    ],
+)
+def test_a_manifest_of_another_shape_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        Manifest.from_json(json.dumps(json.loads(MANIFEST.to_json()) | change))
+
+
+@pytest.mark.parametrize("text", ["", "{", b"\xff\xfe", "[]"])
+def test_what_is_not_a_manifest_is_refused(text: str | bytes) -> None:
+    for parse in (Manifest.from_json, Owner.from_json, DatasetManifest.from_json):
+        with pytest.raises(ContractError):
+            parse(text)
+
+
+def test_the_layout_of_a_root() -> None:
+    assert step_dir_uri("gs://b/ck/", 100) == "gs://b/ck/step-00000100"
+    assert manifest_uri("gs://b/ck", 100) == "gs://b/ck/step-00000100/manifest.json"
+    assert owner_uri("gs://b/ck/") == "gs://b/ck/owner.json"
+    assert step_of("gs://b/ck/step-00000100/") == 100
+    assert step_of("gs://b/ck/metrics") is None
+
+
+def test_the_narrowest_token_type_is_chosen() -> None:
+    assert token_type_for(65536) == "uint16"
+    assert token_type_for(65537) == "uint32"
+
+
+def test_an_event_survives_cloud_logging_which_makes_every_number_a_double() -> None:
+    payload = json.loads(STEP.to_line()) | {"step": 1.0, "steps": 2.0}
+    assert parse_event(payload) == STEP
+    assert isinstance(parse_event(payload).step, int)
+    assert parse_event(STEP.to_line()) == STEP
+    progress = ProgressEvent(done=1, total=2, unit="documents")
+    assert parse_event(progress.to_line()) == progress
+
+
+@pytest.mark.parametrize("payload", ["plain text", "{broken", {"event": "step"}, {"event": "other"}, None, 3])
+def test_any_other_line_is_no_event(payload: object) -> None:
+    assert parse_event(payload) is None
+
+
+def test_logged_steps_come_back_from_their_file() -> None:
+    assert steps_from_jsonl(steps_to_jsonl([STEP, STEP])) == [STEP, STEP]
+    with pytest.raises(ContractError):
+        steps_from_jsonl(b'{"step": 1}\n')
