@@ -175,10 +175,10 @@ def open_train_split(
     A dataset on this machine is mapped where it lies; another is downloaded by local rank 0, once per node and over all
     attempts. Raises DatasetError for a shard that is not what the manifest says, BatchError when they are too few.
     """
-    is_local = dataset_uri.startswith("file://")
-    directory = path_of(dataset_uri) if is_local else _cache_directory(manifest)
+    on_disk = dataset_uri.startswith("file://")
+    directory = path_of(dataset_uri) if on_disk else _cache_directory(manifest)
     world.once_per_node(
-        lambda: prepare_shards(manifest, directory, dataset_uri=dataset_uri, may_download=not is_local)
+        lambda: prepare_shards(manifest, directory, dataset_uri=dataset_uri, may_download=not on_disk)
     )
     paths = [directory / shard.name for shard in manifest.train]
     dtype = np.dtype(manifest.token_type).newbyteorder("<")

@@ -1,0 +1,46 @@
+"""Rules of the architecture that no linter knows."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SUITE = ("components", "pipelines", "trainer_image")
+
+
+def test_no_code_of_the_suite_asks_where_it_runs() -> None:
+    asks = re.compile(r"\bif (not )?(is_)?local\b|\bif .*\bLOCAL_(MODE|RUN)\b")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for part in SUITE
+        for path in (ROOT / part).rglob("*.py")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if asks.search(line)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("penstock_pipelines.cli", ["kfp", "google.cloud.aiplatform", "rich", "torch"]),
+        ("penstock_trainer.__main__", ["torch", "deepspeed"]),
+        ("penstock_trainer.contract.config", ["torch", "numpy", "google.protobuf"]),
+        ("penstock_local.orchestrator.engine", ["kfp", "grpc", "google.cloud.aiplatform_v1"]),
+    ],
+)
+def test_a_program_starts_without_what_its_verbs_need(module: str, absent: list[str]) -> None:
+    program = f"import sys, {module}; print([name for name in {absent!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_make_help_lists_the_targets_of_the_readme() -> None:
+    listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for target in ("install", "run", "test", "check", "fix", "compile", "clean"):
+        assert re.search(rf"^{target}\s", listed, re.MULTILINE), target
