@@ -89,7 +89,9 @@ class LocalVertex:
         self._lock = self._state.lock()
         record = ProcessRecord(self._state.processes)
         record.kill_leftovers()
-        shutil.rmtree(self._state.work, ignore_errors=True)
+        for directory in (self._state.work, self._state.temporary):
+            shutil.rmtree(directory, ignore_errors=True)
+        self._state.temporary.mkdir()
 
         listener = _listen(config.port)
         front_port: int = listener.getsockname()[1]
@@ -155,7 +157,8 @@ class LocalVertex:
             images=images,
             logs=self._logs,
             record=record,
-            client_environment=environment.set,
+            # Temporary files of tasks and replicas stay below the state directory as well.
+            client_environment={**environment.set, "TMPDIR": str(self._state.temporary)},
             work_dir=self._state.work / "jobs",
             validator=_load_validator(self.config.job_validator),
         )

@@ -57,6 +57,11 @@ class StateDirectory:
         return self.root / "work"
 
     @property
+    def temporary(self) -> Path:
+        """TMPDIR of tasks and replicas; a short path, because sockets have a place in it."""
+        return self.root / "tmp"
+
+    @property
     def identity(self) -> Path:
         """Certificates and credentials of the present start."""
         return self.root / "identity"

@@ -225,7 +225,7 @@ def _start_ranks(
         result_file = directory / f"rank-{rank}.json" if program.reports else None
         env = {
             # Torch takes every core in each process; ranks that share them would slow each other down manyfold.
-            **({"OMP_NUM_THREADS": str(max(1, cores // local_world_size))} if 1 < local_world_size else {}),
+            **({"OMP_NUM_THREADS": str(max(1, cores // local_world_size))} if local_world_size > 1 else {}),
             # The last lines of a rank that is killed must not stay in its buffer.
             "PYTHONUNBUFFERED": "1",
             **inherited,

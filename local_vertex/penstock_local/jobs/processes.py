@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 # What a process here gets of the stand-in's own environment; a container would get nothing of it.
-_INHERITED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "TMPDIR", "TZ", "USER")
+_INHERITED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "TZ", "USER")
 _INHERITED_PREFIXES = ("PIP_",)
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MAX_LINE_BYTES = 64 * 1024
