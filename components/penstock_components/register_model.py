@@ -17,7 +17,6 @@ def register_model(image: str) -> Any:
         verdict: dsl.Input[dsl.Artifact],
         model_id: str,
         serving_image: str,
-        promote: bool,
         registered: dsl.Output[VertexModel],
         resource_name: dsl.OutputPath(str),  # type: ignore[valid-type]  # kfp reads the call
         version_id: dsl.OutputPath(str),  # type: ignore[valid-type]  # kfp reads the call
@@ -32,10 +31,9 @@ def register_model(image: str) -> Any:
 
         Args:
             model: The export, from sync_checkpoint; its URI becomes the version's artifact URI.
-            verdict: The gate's decision: its reasons describe the version, and the champion it names must still be the one that is replaced.
+            verdict: The gate's decision about this very model: it says whether the version is promoted, its reasons describe the version, and the champion it names must still be the one that is replaced.
             model_id: Model in the registry; its first version creates it.
             serving_image: Image that serves the model on an endpoint; it is run as vLLM.
-            promote: The gate's output of that name.
             display_name: Name that the console shows. Empty: model_id.
             description: Free text for the console.
             run_name: Name of the run; the version is labelled with it, and a retry finds its version by it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from penstock_pipelines.local import DEFAULT_STATE, find_server, reset_state, se
 from penstock_pipelines.settings import Settings, load_settings
 
 if TYPE_CHECKING:
+    from penstock_pipelines.parameters import PipelineParameters
     from penstock_pipelines.recipe import Recipe
 
 _EXIT_INTERRUPTED = 130
@@ -103,6 +105,9 @@ def run(
     allow_tags: bool,
 ) -> None:
     """Compile RECIPE and run that file on the stand-in, to the end."""
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # `timeout` and CI end a command so: leave nothing behind
     settings = load_settings(settings_file)
     path, digest, found = _compile(settings, recipe, None, allow_tags)
     _check_parameters(settings, path, parameters, found)
@@ -157,7 +162,7 @@ def submit(
 
     settings = load_settings(settings_file)
     declared = PipelineParameters(compiled)
-    values = declared.values(parameters, settings.parameters)
+    values = declared.values(parameters, _defaults(settings, declared))
     run_id = run_id or f"{declared.pipeline_name}-{time.strftime('%Y%m%d-%H%M%S')}"
     submission = Submission(compiled=compiled, run_id=run_id, parameters=values, enable_caching=caching)
     job = send(submission, settings)
@@ -210,7 +215,7 @@ def logs(settings_file: Path | None, run_id: str, task: str, replica: str | None
             f"{run_id} has no task {task!r}; it has {', '.join(follower.view.tasks) or 'none yet'}."
         )
     view = follower.view.tasks[task]
-    job_ids = [view.task_id]
+    job_ids = [view.job_id] if view.job_id else []
     custom_job = follower.custom_job()
     if view.is_training and custom_job is not None:
         job_ids.append(custom_job.name.rpartition("/")[2])
@@ -251,7 +256,7 @@ def create_schedule(
 
     settings = load_settings(settings_file)
     declared = PipelineParameters(compiled)
-    values = declared.values(parameters, settings.parameters)
+    values = declared.values(parameters, _defaults(settings, declared))
     job = pipeline_job(
         Submission(compiled=compiled, run_id=declared.pipeline_name, parameters=values), settings
     )
@@ -316,16 +321,19 @@ def down(state: Path) -> None:
 def _compile(
     settings: Settings, name: str, output: Path | None, allow_tags: bool
 ) -> tuple[Path, str, Recipe]:
+    from penstock_components.jobs.pools import JobSpecError
+    from penstock_components.machines.catalogue import MachineError
     from penstock_pipelines.compile import compile_recipe
     from penstock_pipelines.images import ImageError
     from penstock_pipelines.recipes import UnknownRecipeError, find_recipe
+    from penstock_trainer.contract.fields import ContractError
 
     try:
         recipe = find_recipe(name)
         path = output or Path("build") / f"{recipe.name}.yaml"
         allowed = allow_tags or settings.allow_tags
         digest = compile_recipe(recipe, settings.images, path, location=settings.location, allow_tags=allowed)
-    except (UnknownRecipeError, ImageError) as exc:
+    except (UnknownRecipeError, ImageError, JobSpecError, MachineError, ContractError) as exc:
         raise InputError(str(exc)) from exc
     return path, digest, recipe
 
@@ -336,11 +344,19 @@ def _check_parameters(settings: Settings, compiled: Path, given: tuple[str, ...]
     from penstock_pipelines.pretrain import trainer_config
     from penstock_trainer.contract.fields import ContractError
 
-    values = PipelineParameters(compiled).values(given, settings.parameters)
+    declared = PipelineParameters(compiled)
     try:
-        trainer_config(recipe, values)
+        trainer_config(recipe, declared.values(given, _defaults(settings, declared)))
     except ContractError as exc:
         raise InputError(str(exc)) from exc
+
+
+def _defaults(settings: Settings, declared: PipelineParameters) -> Mapping[str, Any]:
+    """The settings' parameters. Training runs as the settings' account too, unless they say otherwise."""
+    account = {"service_account": settings.service_account} if settings.service_account else {}
+    return {name: value for name, value in account.items() if name in declared.names} | dict(
+        settings.parameters
+    )
 
 
 def _follow(job: Any, settings: Settings, report_dir: Path) -> None:
@@ -367,9 +383,11 @@ def _follow(job: Any, settings: Settings, report_dir: Path) -> None:
 def _child(arguments: list[str], environment: Mapping[str, str]) -> int:
     """Run Python with `arguments`; its exit code as a shell shows it.
 
-    Ctrl-C reaches the child as well: it cancels, and is waited for.
+    Ctrl-C reaches the child as well: it cancels, and is waited for. SIGTERM, which reaches this process alone, is
+    passed on as the same.
     """
     process = subprocess.Popen([sys.executable, *arguments], env=dict(environment))
+    signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGINT))
     while True:
         try:
             code = process.wait()

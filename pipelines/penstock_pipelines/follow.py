@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,8 +15,13 @@ from penstock_pipelines.logs import LogLine, LogReader
 from penstock_pipelines.submit import RUN_LABEL
 from penstock_trainer.contract.events import ProgressEvent, StepEvent, parse_event
 
+logger = logging.getLogger(__name__)
+
 TRAINING_TASK = "custom-training-job"
 _POLL_SECONDS = 1.0
+_LOG_SECONDS = 2.0
+"""Cloud Logging's reading quota is small, and shared by everybody who looks at the project."""
+_LONGEST_LOG_SECONDS = 60.0
 _FINAL = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
@@ -24,7 +30,8 @@ class TaskView:
     """One task of a run as a person wants to see it."""
 
     name: str
-    task_id: str
+    job_id: str = ""
+    """Of the CustomJob that runs the task's container; its log lines are filed under it. Empty: from the cache."""
     state: str = "PENDING"
     seconds: float = 0.0
     """Since it started, up to its end."""
@@ -65,6 +72,8 @@ class Follower:
         self._job = job
         self._logs = LogReader(project)
         self._job_client: Any = None
+        self._log_seconds = _LOG_SECONDS
+        self._next_log_read = 0.0
 
     def follow(self, display: Display) -> RunView:
         """Block until the run has ended. KeyboardInterrupt passes through."""
@@ -81,14 +90,15 @@ class Follower:
         return self.follow(display)
 
     def refresh(self) -> None:
-        """Read the job and the new lines of what runs."""
+        """Read the job, and what its tasks have logged. Raises ServiceError when the service does not show the job."""
         resource = self._resource()
         ended = _state_name(resource.state)
         for detail in resource.job_detail.task_details:
             # The task of the whole pipeline, groups and loops have no container.
             if detail.executor_detail.container_detail.main_job or _state_name(detail.state) == "SKIPPED":
                 self._update_task(detail)
-        self._read_training()
+        if ended in _FINAL or time.monotonic() >= self._next_log_read:
+            self._read_logs()
         # Set last: whoever sees the final state sees everything that led to it.
         self.view.state, self.view.error = ended, resource.error.message
 
@@ -117,19 +127,25 @@ class Follower:
             raise ServiceError(f"the service does not show the run: {exc}") from exc
 
     def _update_task(self, detail: Any) -> None:
-        task = self.view.tasks.setdefault(detail.task_name, TaskView(detail.task_name, str(detail.task_id)))
-        was_open = task.state not in _FINAL
-        task.task_id, task.state, task.error = (
-            str(detail.task_id),
-            _state_name(detail.state),
-            detail.error.message,
-        )
+        task = self.view.tasks.setdefault(detail.task_name, TaskView(detail.task_name))
+        task.state, task.error = _state_name(detail.state), detail.error.message
+        task.job_id = detail.executor_detail.container_detail.main_job.rpartition("/")[2]
         if detail.start_time:
             end = detail.end_time.timestamp() if detail.end_time else time.time()
             task.seconds = max(0.0, end - detail.start_time.timestamp())
-        if was_open and detail.executor_detail.container_detail.main_job:
-            job_id = detail.executor_detail.container_detail.main_job.rpartition("/")[2]
-            task.event = _newest_event(self._logs.new_lines(job_id)) or task.event
+
+    def _read_logs(self) -> None:
+        """Progress is a courtesy: when Cloud Logging does not answer, ask it less often and go on."""
+        try:
+            for task in self.view.tasks.values():
+                if task.state == "RUNNING" and not task.is_training:
+                    task.event = _newest_event(self._logs.new_lines(task.job_id)) or task.event
+            self._read_training()
+            self._log_seconds = _LOG_SECONDS
+        except ServiceError as exc:
+            self._log_seconds = min(2 * self._log_seconds, _LONGEST_LOG_SECONDS)
+            logger.warning("%s; next try in %.0f s", exc, self._log_seconds)
+        self._next_log_read = time.monotonic() + self._log_seconds
 
     def _read_training(self) -> None:
         for job in self._training_jobs():

@@ -6,6 +6,7 @@ The stand-in is another program; all that passes between the two is its command 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -44,9 +45,10 @@ class LocalServer:
 
     def stop(self) -> None:
         """End it and wait until it is gone: it cancels what it runs first. Raises ServiceError after 90 s."""
-        os.kill(self.pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
         deadline = time.monotonic() + _STOP_SECONDS
-        while _is_alive(self.pid):
+        while _is_held(self.state):
             if time.monotonic() > deadline:
                 raise ServiceError(
                     f"the stand-in (process {self.pid}) did not end within {_STOP_SECONDS:.0f} s."
@@ -60,8 +62,8 @@ def find_server(state: Path) -> LocalServer | None:
         told = json.loads((state / "server.json").read_text())
     except FileNotFoundError:
         return None
-    if not _is_alive(told["pid"]):
-        return None
+    if not _is_held(state):
+        return None  # what the file of a killed stand-in says is over, and its process id may be another's by now
     return LocalServer(state, told["pid"], told["front_port"], told["environment"], tuple(told["unset"]))
 
 
@@ -70,6 +72,10 @@ def start_server(state: Path, settings: Settings, *, port: int = 0) -> LocalServ
 
     Raises InputError when the state directory or the port is in use, ServiceError when it does not come up.
     """
+    if _is_held(state):
+        raise InputError(
+            f"the state directory {state} is in use by a stand-in that starts or ends; try again."
+        )
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     image_map = state / "images.toml"
     image_map.write_text(_image_map(settings))
@@ -105,14 +111,15 @@ def server_on(state: Path, settings: Settings) -> Iterator[LocalServer]:
 
 
 def reset_state(state: Path) -> None:
-    """Delete a state directory. Raises InputError when a stand-in runs on it, or when it is not one."""
-    if find_server(state) is not None:
+    """Delete a state directory. Raises InputError when a stand-in uses it, or when it is not one."""
+    if _is_held(state):
         raise InputError(
             f"a stand-in is running on {state}; stop it with `penstock local down --state {state}`."
         )
     if state.exists() and any(state.iterdir()) and not (state / "lock").exists():
         raise InputError(f"{state} is not the state directory of a stand-in; it is left as it is.")
-    shutil.rmtree(state, ignore_errors=True)
+    if state.exists():
+        shutil.rmtree(state)
 
 
 def _await_server(state: Path, process: subprocess.Popen[bytes], log: Path) -> LocalServer:
@@ -143,17 +150,17 @@ def _repository(image: str) -> str:
     return f"{head}{slash}{last.partition(':')[0]}"
 
 
-def _is_alive(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
+def _is_held(state: Path) -> bool:
+    """Whether a stand-in uses the state directory: it holds a lock there from its start to its very end."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return _exists(pid)
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        descriptor = os.open(state / "lock", os.O_RDWR)
+    except FileNotFoundError:
         return False
-    return not Path("/proc").is_dir()
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)

@@ -124,7 +124,6 @@ def build_pipeline(images: Images, recipe: Recipe, *, location: str) -> Any:
                     verdict=verdict.outputs["verdict"],
                     model_id=model_id,
                     serving_image=images.serving,
-                    promote=verdict.outputs["promote"],
                     run_name=dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
                     **place,
                 ).set_caching_options(False)

@@ -50,6 +50,7 @@ def load_settings(path: Path | None = None) -> Settings:
     except tomllib.TOMLDecodeError as exc:
         raise InputError(f"{path} is not TOML: {exc}") from exc
     _check_keys(path, told, _KEYS)
+    _check_types(path, told)
     images = told.pop("images", {})
     _check_keys(path, images, _IMAGE_ROLES, prefix="images.")
     missing = [name for name in ("project", "location", "bucket") if not told.get(name)]
@@ -57,6 +58,18 @@ def load_settings(path: Path | None = None) -> Settings:
     if missing:
         raise InputError(f"{path} has no {', '.join(missing)}; add them.")
     return Settings(images=Images(**images), **told)
+
+
+def _check_types(path: Path, told: Mapping[str, Any]) -> None:
+    types = {"allow_tags": bool, "images": dict, "parameters": dict}
+    for key, value in told.items():
+        kind = types.get(key, str)
+        if not isinstance(value, kind):
+            raise InputError(f"{path}: {key} = {value!r} must be a {kind.__name__}.")
+    if "/" in told.get("bucket", ""):
+        raise InputError(
+            f"{path}: bucket = {told['bucket']!r} must be a bucket's name alone, without gs:// and path."
+        )
 
 
 def _check_keys(path: Path, table: Mapping[str, Any], known: tuple[str, ...], prefix: str = "") -> None:

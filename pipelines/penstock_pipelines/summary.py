@@ -9,8 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from penstock_components.jobs.pools import Machine
+from penstock_components.jobs.pools import JobSpecError, Machine
 from penstock_components.jobs.reduction_server import POOL_INDEX, ReductionServer, advice
+from penstock_components.machines.catalogue import MachineError
 from penstock_pipelines.follow import Follower, failed_replica
 from penstock_trainer.storage import StorageError, storage_for
 
@@ -55,7 +56,9 @@ def _facts(follower: Follower, custom_job: Any | None, report_dir: Path) -> Iter
 
 
 def _evaluation(metrics: dict[str, Any]) -> str:
-    model, baseline = metrics["bits_per_byte"], metrics["unigram_bits_per_byte"]
+    model, baseline = metrics.get("bits_per_byte"), metrics.get("unigram_bits_per_byte")
+    if model is None or baseline is None:
+        return "the model's loss is not a finite number"
     text = (
         f"{model:.4f} bits per byte, {1 - model / baseline:.1%} below the unigram baseline's {baseline:.4f}"
     )
@@ -74,22 +77,28 @@ def _reducers(follower: Follower, custom_job: Any) -> Iterator[tuple[str, str]]:
     pools = custom_job.job_spec.worker_pool_specs
     if len(pools) <= POOL_INDEX:
         return
-    node = pools[0].machine_spec
-    machine = Machine(
-        machine_type=node.machine_type,
-        accelerator_type=node.accelerator_type.name if node.accelerator_count else "",
-        accelerator_count=node.accelerator_count,
-    )
-    num_nodes = sum(pool.replica_count for pool in pools[:POOL_INDEX])
-    reducers = pools[POOL_INDEX]
-    server = ReductionServer(
-        replica_count=reducers.replica_count, machine_type=reducers.machine_spec.machine_type
-    )
-    yield "reducers", advice(server, machine=machine, num_nodes=num_nodes)
+    yield "reducers", _reducer_advice(pools)
     first_replica = f"workerpool{POOL_INDEX}-0"
     said = [line.text for line in follower.replica_lines(custom_job) if line.replica == first_replica]
     if said:
         yield "", f"{first_replica} says: {said[0]}"
+
+
+def _reducer_advice(pools: Any) -> str:
+    node, reducers = pools[0].machine_spec, pools[POOL_INDEX]
+    try:
+        machine = Machine(
+            machine_type=node.machine_type,
+            accelerator_type=node.accelerator_type.name if node.accelerator_count else "",
+            accelerator_count=node.accelerator_count,
+        )
+        server = ReductionServer(
+            replica_count=reducers.replica_count, machine_type=reducers.machine_spec.machine_type
+        )
+        num_nodes = sum(pool.replica_count for pool in pools[:POOL_INDEX])
+        return advice(server, machine=machine, num_nodes=num_nodes)
+    except (JobSpecError, MachineError) as exc:  # machines newer than the catalogue
+        return f"what they bring is not known: {exc}"
 
 
 def _fetch_report(uri: str, path: Path) -> str:

@@ -59,17 +59,33 @@ def reducers_needed(num_nodes: int, node_gbps: float, reducer_gbps: float) -> in
     return math.ceil(num_nodes * node_gbps / reducer_gbps)
 
 
-def advice(server: ReductionServer, *, machine: Machine, num_nodes: int) -> str:
-    """What the pool would bring on Vertex at this size, in a sentence."""
-    gain = ring_gain(num_nodes)
-    if num_nodes <= 2:
-        return f"at {num_nodes} nodes a Reduction Server brings nothing: a ring moves each byte 2(n-1)/n = {gain:.2f} times"
+def gain(server: ReductionServer, *, machine: Machine, num_nodes: int) -> float | None:
+    """Speed of an all-reduce over these reducers, as a multiple of a ring's; None where a bandwidth is not known.
+
+    min(1, m*Br / (n*Bw)) of the ring's 2(n-1)/n for m reducers of Br and n nodes of Bw. Raises MachineError for a
+    reducer machine that is not in the catalogue.
+    """
     if machine.network_gbps is None:
-        return f"on {num_nodes} nodes at most {gain:.2f}x on the all-reduce (the bandwidth of {machine.machine_type} is not in the catalogue)"
-    needed = reducers_needed(num_nodes, machine.network_gbps, reducer_network_gbps(server.machine_type))
-    if server.replica_count < needed:
-        return (
-            f"{server.replica_count} reducers are too few for {num_nodes} x {machine.machine_type}: they slow the "
-            f"all-reduce down; {needed} x {server.machine_type} reach the nodes' bandwidth"
+        return None
+    share = (
+        server.replica_count * reducer_network_gbps(server.machine_type) / (num_nodes * machine.network_gbps)
+    )
+    return ring_gain(num_nodes) * min(1.0, share)
+
+
+def advice(server: ReductionServer, *, machine: Machine, num_nodes: int) -> str:
+    """What the pool would bring on Vertex at this size, in a sentence. Raises MachineError as `gain` does."""
+    reached = gain(server, machine=machine, num_nodes=num_nodes)
+    if reached is not None and reached < 1:
+        needed = reducers_needed(
+            num_nodes, machine.network_gbps or 0, reducer_network_gbps(server.machine_type)
         )
-    return f"on {num_nodes} nodes up to {gain:.2f}x on the all-reduce"
+        return (
+            f"{server.replica_count} reducers are a bottleneck for {num_nodes} x {machine.machine_type}: the all-reduce "
+            f"is {reached:.2f}x as fast as a ring; {needed} x {server.machine_type} reach the nodes' bandwidth"
+        )
+    if num_nodes <= 2:
+        moved = ring_gain(num_nodes)
+        return f"at {num_nodes} nodes a Reduction Server brings nothing: a ring moves each byte 2(n-1)/n = {moved:.2f} times"
+    unknown = " if their bandwidth suffices, which the catalogue does not know" if reached is None else ""
+    return f"on {num_nodes} nodes up to {reached or ring_gain(num_nodes):.2f}x on the all-reduce{unknown}"

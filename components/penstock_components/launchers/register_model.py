@@ -16,6 +16,7 @@ from typing import Any
 
 from penstock_components.launchers import executor
 from penstock_components.launchers.contracts import read_contract
+from penstock_components.launchers.errors import InputError
 from penstock_components.launchers.registry import (
     CHALLENGER,
     CHAMPION,
@@ -41,7 +42,6 @@ class Inputs:
     display_name: str
     description: str
     serving_image: str
-    promote: bool
     run_name: str
     project: str
     location: str
@@ -50,7 +50,9 @@ class Inputs:
 def register_model(task: executor.ExecutorInput, *, open_registry: Callable[..., Registry] = connect) -> None:
     """Upload or adopt the version of this run, then move its aliases in one request."""
     inputs = task.parameters_as(Inputs)
+    model = task.input("model")
     verdict = read_contract(task.input("verdict").uri, Verdict.from_json, what="verdict")
+    _check_verdict(verdict, model.uri)
     registry = open_registry(project=inputs.project, location=inputs.location)
     versions = registry.versions(inputs.model_id)
     label = label_value(inputs.run_name)
@@ -58,10 +60,10 @@ def register_model(task: executor.ExecutorInput, *, open_registry: Callable[...,
     if version is not None:
         log.info("%s: adopted, an earlier try of this run has uploaded it", version.resource_name)
     else:
-        model = task.input("model")
         version = registry.upload(inputs.model_id, model_resource(inputs, model.uri, verdict))
     aliases = [CHALLENGER]
-    if inputs.promote and _champion_is_as_judged(versions, version, verdict):
+    # Listed again: the upload takes its time, and another run may have promoted a better model meanwhile.
+    if verdict.promote and _champion_is_as_judged(registry.versions(inputs.model_id), version, verdict):
         aliases += [CHAMPION, DEFAULT]
     version = registry.move_aliases(version, aliases)
     executor.write_outputs(
@@ -112,6 +114,15 @@ def serving_container(image: str) -> dict[str, Any]:
         "shared_memory_size_mb": 16 * 1024,
         "deployment_timeout": {"seconds": 7200},
     }
+
+
+def _check_verdict(verdict: Verdict, model_uri: str) -> None:
+    if verdict.challenger_uri != model_uri:
+        raise InputError(
+            f"the verdict is about {verdict.challenger_uri}, the model is {model_uri}; give both of one run."
+        )
+    if not verdict.register:
+        raise InputError(f"the gate refused {model_uri}: {' '.join(verdict.reasons)} It is not registered.")
 
 
 def _champion_is_as_judged(

@@ -65,11 +65,7 @@ class Registry:
         """Every version of the model; none if there is no such model. Raises InputError for an impossible id."""
         from google.api_core.exceptions import NotFound
 
-        if not _MODEL_ID.fullmatch(model_id):
-            raise InputError(
-                f"model_id = {model_id!r} is not valid: it must have 1 to 63 of the characters a-z, 0-9, _ and -, and begin "
-                "with a letter or _."
-            )
+        check_model_id(model_id)
         name = self._model_name(model_id)
         with _translated(f"listing the versions of {name}"):
             try:
@@ -121,6 +117,15 @@ class Registry:
 
     def _model_name(self, model_id: str) -> str:
         return f"{self._parent}/models/{model_id}"
+
+
+def check_model_id(model_id: str) -> None:
+    """Raises InputError for an id that the registry does not take."""
+    if not _MODEL_ID.fullmatch(model_id):
+        raise InputError(
+            f"model_id = {model_id!r} is not valid: it must have 1 to 63 of the characters a-z, 0-9, _ and -, and begin "
+            "with a letter or _."
+        )
 
 
 def connect(*, project: str, location: str) -> Registry:

@@ -8,6 +8,7 @@ one for the same fingerprint adopts it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import sys
@@ -119,6 +120,11 @@ def _adopt(dataset_uri: str, fingerprint: str) -> DatasetManifest | None:
         if info is None or (info.size, info.crc32c) != (entry.size, entry.crc32c):
             log.warning("%s is not adopted and will be replaced: %s is missing or damaged", uri, entry.name)
             return None
+    tokenizer_uri = join(dataset_uri, TOKENIZER_NAME)
+    tokenizer = storage.read(tokenizer_uri) if storage.stat(tokenizer_uri) else b""
+    if hashlib.sha256(tokenizer).hexdigest() != manifest.tokenizer.sha256:
+        log.warning("%s is not adopted and will be replaced: %s is missing or damaged", uri, TOKENIZER_NAME)
+        return None
     log.info("%s: adopted, an earlier try has finished it", dataset_uri)
     return manifest
 

@@ -31,6 +31,8 @@ class Verdict:
     """True too when there is no champion."""
     reasons: tuple[str, ...]
     """One sentence for each comparison that was made."""
+    challenger_uri: str
+    """The model that this is about."""
     champion_name: str
     """Version that the model was compared with, or empty."""
     thresholds: Thresholds
@@ -68,6 +70,7 @@ def decide(evaluation: Evaluation, thresholds: Thresholds) -> Verdict:
         floors_passed=all(passed for passed, _ in floors),
         beats_champion=beats,
         reasons=(*(reason for _, reason in floors), champion_reason),
+        challenger_uri=evaluation.challenger.uri,
         champion_name=evaluation.champion_name,
         thresholds=thresholds,
     )

@@ -104,7 +104,6 @@ def test_they_join_into_a_pipeline(tmp_path):
                     verdict=verdict.outputs["verdict"],
                     model_id="m",
                     serving_image="vllm:1",
-                    promote=verdict.outputs["promote"],
                 )
 
     path = tmp_path / "joined.yaml"

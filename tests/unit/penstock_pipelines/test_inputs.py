@@ -42,6 +42,8 @@ def test_the_demos_settings_are_read() -> None:
         (SETTINGS.replace('project = "p"', ""), "has no project"),
         (SETTINGS.replace('serving = "s"', ""), "has no images.serving"),
         ("project =", "is not TOML"),
+        (SETTINGS.replace('"b"', '"gs://b"'), "without gs://"),
+        ('allow_tags = "no"' + SETTINGS, "allow_tags = 'no' must be a bool"),
     ],
 )
 def test_a_wrong_settings_file_says_what_to_change(tmp_path: Path, text: str, message: str) -> None:
@@ -59,7 +61,7 @@ def test_a_missing_settings_file_is_named(tmp_path: Path) -> None:
 def test_parameters_take_the_types_that_the_pipeline_declares() -> None:
     values = PipelineParameters(GOLDEN).values(
         ["steps=40", "learning_rate=0.01", "source_uri=gs://b/a=b c", "seed=7"],
-        {"source_uri": "gs://x/", "other": 1},
+        {"source_uri": "gs://x/", "seed": 3},
     )
     assert values == {"steps": 40, "learning_rate": 0.01, "source_uri": "gs://b/a=b c", "seed": 7}
 
@@ -68,9 +70,10 @@ def test_parameters_take_the_types_that_the_pipeline_declares() -> None:
     ("given", "message"),
     [
         (["stepz=3"], r"no parameter 'stepz'. Did you mean 'steps'\?"),
+        (["model_id=My Model"], "model_id = 'My Model' is not valid"),
         (["steps=x"], "steps='x' is not a NUMBER_INTEGER"),
-        (["steps=1.5"], "steps='1.5' is not a NUMBER_INTEGER"),
-        (["steps=true"], "steps='true' is not a NUMBER_INTEGER"),
+        (["steps=1.5"], "steps=1.5 is not a NUMBER_INTEGER"),
+        (["steps=true"], "steps=True is not a NUMBER_INTEGER"),
         (["steps"], "not of the form NAME=VALUE"),
         (["steps=1", "steps=2"], "given twice"),
         ([], "needs a value for source_uri"),
@@ -79,6 +82,18 @@ def test_parameters_take_the_types_that_the_pipeline_declares() -> None:
 def test_a_wrong_parameter_says_what_to_change(given: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         PipelineParameters(GOLDEN).values(given, {})
+
+
+@pytest.mark.parametrize(
+    ("defaults", "message"),
+    [
+        ({"learning_rat": 0.1}, "Did you mean 'learning_rate'"),
+        ({"steps": "many"}, "steps='many' is not a NUMBER_INTEGER"),
+    ],
+)
+def test_defaults_of_the_settings_are_checked_alike(defaults: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        PipelineParameters(GOLDEN).values(["source_uri=gs://x/"], defaults)
 
 
 def test_a_file_that_is_no_compiled_pipeline_is_refused() -> None:

@@ -24,7 +24,7 @@ def step(number: int) -> StepEvent:
 def test_a_log_gets_a_line_a_change() -> None:
     output = io.StringIO()
     display = LineDisplay(Console(file=output))
-    task = TaskView("train", "1", state="RUNNING")
+    task = TaskView("train", state="RUNNING")
     for state, event in [
         ("RUNNING", None),
         ("RUNNING", step(1)),

@@ -18,18 +18,19 @@ MODEL = f"{PARENT}/models/llama"
 def register(bed, open_registry):
     """Runs the task for a run's name; `champion` is the version that the gate compared with."""
 
-    def run(run_name, *, promote=False, champion="", **change):
+    def run(run_name, *, promote=False, champion="", floors_passed=True, judged="", **change):
         verdict = Verdict(
-            floors_passed=True,
+            floors_passed=floors_passed,
             beats_champion=promote,
             reasons=("first reason.", "second reason."),
+            challenger_uri=judged or f"gs://b/{run_name}/model",
             champion_name=champion,
             thresholds=Thresholds(
                 min_improvement_over_unigram=0, max_bits_per_byte=0, min_improvement_over_champion=0
             ),
         )
         parameters = {
-            "model_id": "llama", "display_name": "", "description": "A small llama", "promote": promote,
+            "model_id": "llama", "display_name": "", "description": "A small llama",
             "serving_image": "us-docker.pkg.dev/p/r/vllm:1", "run_name": run_name, "project": PROJECT,
             "location": LOCATION, **change,
         }  # fmt: skip
@@ -41,6 +42,18 @@ def register(bed, open_registry):
         return bed.run(main, parameters, inputs=inputs, **PLACES)
 
     return run
+
+
+def test_a_verdict_about_another_model_registers_nothing(register, service, capsys):
+    assert register("run-1", judged="gs://b/other/model") == 1
+    assert "the verdict is about gs://b/other/model" in capsys.readouterr().err
+    assert service.models == {}
+
+
+def test_a_model_that_the_gate_refused_is_not_registered(register, service, capsys):
+    assert register("run-1", floors_passed=False) == 1
+    assert "the gate refused gs://b/run-1/model" in capsys.readouterr().err
+    assert service.models == {}
 
 
 def test_the_first_version_creates_the_model(bed, register, service):
