@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,28 @@ def test_a_program_starts_without_what_its_verbs_need(module: str, absent: list[
     program = f"import sys, {module}; print([name for name in {absent!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_import_rule_names_every_module_that_components_must_not_see() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    [rule] = [contract for contract in contracts if contract["name"].startswith("Of the trainer")]
+    package = ROOT / "trainer_image" / "penstock_trainer"
+    modules = {path.stem for path in package.glob("*.py")} | {
+        path.parent.name for path in package.glob("*/__init__.py")
+    }
+    visible = {"__init__", "contract", "storage"}
+    assert set(rule["forbidden_modules"]) == {f"penstock_trainer.{name}" for name in modules - visible}
+
+
+def test_the_contract_imports_nothing_but_the_standard_library() -> None:
+    imports = re.compile(r"^\s*(?:from|import) ([\w.]+)", re.MULTILINE)
+    for path in (ROOT / "trainer_image" / "penstock_trainer" / "contract").glob("*.py"):
+        for name in imports.findall(path.read_text()):
+            top = name.partition(".")[0]
+            assert top in sys.stdlib_module_names or name.startswith("penstock_trainer.contract"), (
+                path.name,
+                name,
+            )
 
 
 def test_make_help_lists_the_targets_of_the_readme() -> None:
