@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from penstock_trainer.contract.config import JobConfig
+from penstock_trainer.contract.config import parse_args
 from penstock_trainer.preemption import Preemption
 from penstock_trainer.rank_env import RankEnv
 from penstock_trainer.trainer import Trainer
@@ -42,7 +42,7 @@ def main() -> None:
         for scenario in json.loads(sys.argv[1]):
             sys.stdout.write(json.dumps({"scenario": scenario["name"]}) + "\n")
             told = replace(world, env=replace(env, model_dir=scenario.get("model_dir", "")))
-            trainer = DroppingTrainer(JobConfig.from_json(scenario["config"]), told, Preemption())
+            trainer = DroppingTrainer(parse_args([f"--config={scenario['config']}"]), told, Preemption())
             trainer.drop_out_at = scenario.get("drop_out_at")
             try:
                 trainer.fit()

@@ -25,18 +25,18 @@ from penstock_trainer.contract.checkpoint import (
     Manifest,
     Owner,
     manifest_uri,
-    owner_uri,
     step_dir_uri,
     step_of,
 )
 from penstock_trainer.contract.config import JobConfig
+from penstock_trainer.contract.dataset import TOKENIZER_NAME
 from penstock_trainer.contract.fields import ContractError
 from penstock_trainer.engines.engine import State
 from penstock_trainer.errors import CheckpointError, FencedError
+from penstock_trainer.ownership import check_ownership, replace_as_owner
 from penstock_trainer.storage import (
     ObjectCorruptError,
     ObjectNotFoundError,
-    PreconditionFailedError,
     Storage,
     StorageError,
     join,
@@ -74,14 +74,22 @@ class Snapshot:
 
 
 class Checkpointer:
-    """The one writer below a checkpoint root, as long as `owner` is what owner.json says. Every method is collective."""
+    """The one writer below a checkpoint root, as long as `owner` is what owner.json says. Methods are collective unless they say so."""
 
     def __init__(
-        self, root_uri: str, owner: Owner, config: JobConfig, world: World, storage: Storage | None = None
+        self,
+        root_uri: str,
+        owner: Owner,
+        config: JobConfig,
+        world: World,
+        storage: Storage | None = None,
+        *,
+        tokenizer_sha256: str,
     ) -> None:
         self.root_uri = root_uri.rstrip("/")
         self.owner = owner
         self._config = config
+        self._tokenizer_sha256 = tokenizer_sha256
         self._world = world
         self._storage = storage or storage_for(root_uri)
 
@@ -91,7 +99,7 @@ class Checkpointer:
         Raises FencedError when another attempt has taken over, before anything is written or before the commit.
         """
         uri = step_dir_uri(self.root_uri, snapshot.progress.step)
-        self.check_owner()
+        self._world.from_primary(self.check_owner)
         writer = self._write(snapshot, uri)
         self._commit(snapshot.progress, writer)
         logger.info("saved step %d to %s", snapshot.progress.step, uri)
@@ -101,7 +109,8 @@ class Checkpointer:
         """Fill `state` from the newest whole checkpoint, of this root or else of resume_from; None when there is none.
 
         One with a missing or corrupt part is named in the log and the one before is taken. Raises CheckpointError when
-        resume_from is needed and has none, or when the model's shape is another.
+        resume_from is needed and has none, when the model's shape or the tokenizer is another, and when the checkpoint
+        is further than the run goes: beyond the last step, or for resume_from at it, as nothing would be trained then.
         """
         progress = self._restore_from(self.root_uri, state, self._storage)
         earlier = self._config.checkpoint.resume_from
@@ -115,8 +124,8 @@ class Checkpointer:
         return progress
 
     def check_owner(self) -> None:
-        """Raise FencedError unless this attempt still owns the root."""
-        self._world.from_primary(lambda: _check_owner(self._storage, self.root_uri, self.owner))
+        """Raise FencedError unless this attempt still owns the root. Not collective: blocks on storage alone."""
+        check_ownership(self.root_uri, self.owner, self._storage)
 
     def _write(self, snapshot: Snapshot, uri: str) -> ObjectWriter:
         writer = ObjectWriter(self._storage, uri, attempt=self.owner.attempt, rank=self._world.env.rank)
@@ -129,9 +138,7 @@ class Checkpointer:
     def _commit(self, progress: Progress, writer: ObjectWriter) -> None:
         objects = [entry for written in self._world.gather(writer.written) for entry in written]
         self._world.from_primary(
-            lambda: _write_manifest(
-                self._storage, self.root_uri, self.owner, self._manifest(progress, writer.index_name, objects)
-            )
+            lambda: self._write_manifest(self._manifest(progress, writer.index_name, objects))
         )
 
     def _manifest(self, progress: Progress, index: str, objects: list[CheckpointObject]) -> Manifest:
@@ -143,6 +150,7 @@ class Checkpointer:
             tokens_seen=progress.tokens_seen,
             config=config,
             config_hash=self._config.hash,
+            tokenizer_sha256=self._tokenizer_sha256,
             strategy=self._config.engine.strategy,
             world_size=self._world.env.world_size,
             versions=_versions(self._config),
@@ -152,13 +160,35 @@ class Checkpointer:
             objects=tuple(objects),
         )
 
+    def _write_manifest(self, manifest: Manifest) -> None:
+        """Make the step a checkpoint.
+
+        What stands there already is damaged, or was committed late by an attempt before this one: otherwise this run
+        would have continued from it. It is replaced.
+        """
+        uri = manifest_uri(self.root_uri, manifest.step)
+        data = manifest.to_json().encode()
+
+        def check() -> None:
+            self.check_owner()
+            _require_no_newer(self._storage, uri, self.owner)
+
+        replace_as_owner(
+            self._storage,
+            uri,
+            check,
+            lambda generation: self._storage.write(
+                uri, data, if_generation_match=generation, content_type="application/json"
+            ),
+        )
+
     def _restore_from(self, root_uri: str, state: State, storage: Storage) -> Progress | None:
         is_touched = False
         for step in self._world.from_primary(lambda: _steps(storage, root_uri)):
             manifest = self._world.from_primary(partial(_whole_manifest, storage, root_uri, step))
             if manifest is None:
                 continue
-            _require_same_model(manifest, self._config, step_dir_uri(root_uri, step))
+            self._require_continuable(manifest, root_uri)
             is_touched = True
             if self._load(state, ObjectReader(storage, step_dir_uri(root_uri, step), manifest)):
                 logger.info("continuing from step %d of %s", manifest.step, root_uri)
@@ -173,6 +203,22 @@ class Checkpointer:
             )
         return None
 
+    def _require_continuable(self, manifest: Manifest, root_uri: str) -> None:
+        uri = step_dir_uri(root_uri, manifest.step)
+        _require_same_model(manifest, self._config, uri)
+        _require_same_tokenizer(manifest, self._tokenizer_sha256, self._config.data.uri, uri)
+        steps = self._config.steps
+        if manifest.step > steps:
+            raise CheckpointError(
+                f"{uri} is at step {manifest.step} and the run ends at steps = {steps}, which counts the steps of all "
+                "attempts. Give more steps, or another checkpoint root."
+            )
+        if manifest.step == steps and root_uri != self.root_uri:
+            raise CheckpointError(
+                f"checkpoint.resume_from = {root_uri!r} is at step {manifest.step} and the run ends at steps = {steps}, "
+                f"which counts the steps before it too: nothing would be trained. Raise steps above {manifest.step}."
+            )
+
     def _load(self, state: State, reader: ObjectReader) -> bool:
         """Whether all of it could be read. Ranks agree: the planner gathers their errors."""
         try:
@@ -186,35 +232,22 @@ class Checkpointer:
         return True
 
 
-def _check_owner(storage: Storage, root_uri: str, owner: Owner) -> None:
-    standing = Owner.from_json(storage.read(owner_uri(root_uri)))
-    if standing != owner:
-        raise FencedError(
-            f"{root_uri} belongs to attempt {standing.attempt} with fencing token {standing.fencing_token} by now; "
-            f"this is attempt {owner.attempt} with token {owner.fencing_token}, which must not write any more."
-        )
-
-
-def _write_manifest(storage: Storage, root_uri: str, owner: Owner, manifest: Manifest) -> None:
-    """Make the step a checkpoint.
-
-    What stands there already is damaged, or was committed late by an attempt before this one: otherwise this run would
-    have continued from it. It is replaced, in the generation in which it was found, so no later writer is.
-    """
-    _check_owner(storage, root_uri, owner)
-    uri = manifest_uri(root_uri, manifest.step)
-    data = manifest.to_json().encode()
+def _require_no_newer(storage: Storage, uri: str, owner: Owner) -> None:
+    """Raise FencedError if a later attempt has committed the manifest, as it may where owner.json was removed."""
     try:
-        storage.write(uri, data, if_generation_match=0, content_type="application/json")
-    except PreconditionFailedError:
-        standing = storage.stat(uri)
-        logger.warning("replacing the manifest that stands at %s, which this run did not continue from", uri)
-        storage.write(
-            uri,
-            data,
-            if_generation_match=standing.generation if standing else 0,
-            content_type="application/json",
+        standing = Manifest.from_json(storage.read(uri))
+    except ObjectNotFoundError:
+        return
+    except (ObjectCorruptError, ContractError) as exc:
+        logger.warning("replacing %s, which is no manifest: %s", uri, exc)
+        return
+    if standing.fencing_token > owner.fencing_token:
+        raise FencedError(
+            f"{uri} was committed by attempt {standing.attempt} with fencing token {standing.fencing_token}; this is "
+            f"attempt {owner.attempt} with token {owner.fencing_token}, which must not replace it. Give another "
+            "checkpoint root."
         )
+    logger.warning("replacing the manifest that stands at %s, which this run did not continue from", uri)
 
 
 def _steps(storage: Storage, root_uri: str) -> list[int]:
@@ -267,6 +300,18 @@ def _require_same_model(manifest: Manifest, config: JobConfig, uri: str) -> None
             f"{uri} was written by a model of another shape: {', '.join(other)}. "
             "Give the same model, or another checkpoint root."
         )
+
+
+def _require_same_tokenizer(manifest: Manifest, sha256: str, dataset_uri: str, uri: str) -> None:
+    earlier_uri = manifest.config.get("data", {}).get("uri", "")
+    if manifest.tokenizer_sha256 != sha256:
+        raise CheckpointError(
+            f"{uri} was trained with another tokenizer: its sha256 is {manifest.tokenizer_sha256} (of the dataset "
+            f"{earlier_uri}), that of {dataset_uri} is {sha256}. The same ids would mean other text. Stage the data with "
+            f"tokenizer_uri = {join(earlier_uri, TOKENIZER_NAME)}, or begin anew with another checkpoint root."
+        )
+    if earlier_uri != dataset_uri:
+        logger.info("continuing on other data of the same tokenizer: %s after %s", dataset_uri, earlier_uri)
 
 
 def _reasons(error: CheckpointException) -> str:

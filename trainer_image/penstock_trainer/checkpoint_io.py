@@ -65,10 +65,18 @@ class IndexedTensor:
 
 
 def write_object(
-    storage: Storage, step_dir_uri: str, name: str, data: Buffer, content_type: str
+    storage: Storage,
+    directory_uri: str,
+    name: str,
+    data: Buffer,
+    content_type: str,
+    *,
+    if_generation_match: int | None = None,
 ) -> CheckpointObject:
-    """Write one object below `step_dir_uri` and describe it."""
-    info = storage.write(join(step_dir_uri, name), data, content_type=content_type)
+    """Write one object below `directory_uri` and describe it. Raises StorageError, see Storage.write."""
+    info = storage.write(
+        join(directory_uri, name), data, if_generation_match=if_generation_match, content_type=content_type
+    )
     return CheckpointObject(
         name=name,
         generation=info.generation,

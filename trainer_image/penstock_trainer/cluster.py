@@ -30,7 +30,8 @@ class Cluster:
     primary_port: int
     """Where the launchers and ranks meet. 0 without CLUSTER_SPEC: any free port will do."""
     open_ports: tuple[int, ...]
-    """Other ports that are open between the nodes; Vertex gives [3333], which is not documented."""
+    """Other ports that are open between the nodes. Vertex gives [3333], which is not documented; hence () when it is
+    absent or not a list of ports."""
     pool: str
     """`workerpool0` or `workerpool1`."""
 
@@ -119,6 +120,6 @@ def _address(replica: str) -> tuple[str, int]:
 
 def _open_ports(spec: dict[str, Any]) -> tuple[int, ...]:
     ports = spec.get("open_ports", [])
-    if not isinstance(ports, list) or not all(isinstance(port, int) and 0 < port < 65536 for port in ports):
-        raise ClusterError(f"CLUSTER_SPEC.open_ports is {ports!r}: it must be a list of port numbers.")
+    if not isinstance(ports, list) or not all(type(port) is int and 0 < port < 65536 for port in ports):
+        return ()
     return tuple(ports)

@@ -72,7 +72,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """The report, as JSON types. Blocks until all models are scored.
 
-    Raises DatasetError or ExportError for an object that is not what its manifest says.
+    Raises DatasetError or ExportError for an object that is not what its manifest says or a dataset without held-out
+    text, ContractError for an export whose manifest is not one, and StorageError.
     """
     manifest = read_manifest(dataset_uri)
     documents = read_documents(dataset_uri, manifest, max_bytes=max_bytes)
@@ -92,7 +93,11 @@ def evaluate(
 
 
 def read_documents(dataset_uri: str, manifest: DatasetManifest, *, max_bytes: int | None) -> list[str]:
-    """The held-out documents in order: all, or as many as fit into `max_bytes` of text, but at least one."""
+    """The held-out documents in order: all, or as many as fit into `max_bytes` of text, but at least one.
+
+    Blocks on storage. Raises DatasetError when an object is not what the manifest says or there is no text, and
+    StorageError.
+    """
     documents: list[str] = []
     num_bytes = 0
     for document in _held_out(dataset_uri, manifest):
@@ -108,7 +113,10 @@ def read_documents(dataset_uri: str, manifest: DatasetManifest, *, max_bytes: in
 
 
 def unigram_score(dataset_uri: str, manifest: DatasetManifest, documents: Sequence[str]) -> tuple[float, int]:
-    """(nats, tokens) under the train split's token frequencies with add-one smoothing: what no context at all gives."""
+    """(nats, tokens) under the train split's token frequencies with add-one smoothing: what no context at all gives.
+
+    Blocks on storage. Raises DatasetError when the counts are not what the manifest says, and StorageError.
+    """
     tokenizer = Tokenizer.from_str(storage_for(dataset_uri).read(join(dataset_uri, TOKENIZER_NAME)).decode())
     counts = np.frombuffer(_read(dataset_uri, manifest.token_counts), dtype="<u8").astype(np.float64) + 1
     nats = -np.log(counts / counts.sum())
@@ -117,7 +125,10 @@ def unigram_score(dataset_uri: str, manifest: DatasetManifest, documents: Sequen
 
 
 def score_model(uri: str, documents: Sequence[str], *, num_bytes: int, batch: int) -> ModelScore:
-    """Load one export and score it on all documents."""
+    """Load one export and score it on all documents, whose text is `num_bytes` of UTF-8. Blocks until it is scored.
+
+    Raises ExportError when the export is not what its manifest says, ContractError when that is none, and StorageError.
+    """
     model, config, tokenizer_json = read_export(uri)
     tokenizer = Tokenizer.from_str(tokenizer_json.decode())
     eos_id, seq_len = config["eos_token_id"], config["max_position_embeddings"]

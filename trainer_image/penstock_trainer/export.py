@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import safetensors.torch
@@ -21,6 +22,7 @@ from penstock_trainer.contract.dataset import TOKENIZER_NAME, DatasetManifest
 from penstock_trainer.contract.export import MANIFEST_NAME, METRICS_NAME, ExportManifest
 from penstock_trainer.errors import DatasetError, ExportError
 from penstock_trainer.model.decoder import Decoder
+from penstock_trainer.ownership import replace_as_owner
 from penstock_trainer.storage import ObjectNotFoundError, Storage, join, storage_for
 
 WEIGHTS_NAME = "model.safetensors"
@@ -37,16 +39,34 @@ def write_export(
     dataset: DatasetManifest,
     metrics: bytes,
     manifest_of: Callable[[tuple[CheckpointObject, ...]], ExportManifest],
+    check_owner: Callable[[], None],
 ) -> None:
     """Write an export, its manifest last. Blocks on storage. What stands there is replaced.
 
-    Raises DatasetError when the dataset's tokenizer is not the one its manifest names.
+    Before each change `check_owner` raises if another attempt has taken the run over; what that one has written is left
+    as it is, see `replace_as_owner`. Raises what it raises, StorageError, and DatasetError when the dataset's tokenizer
+    is not the one its manifest names.
     """
     storage = storage_for(export_uri)
     manifest_uri = join(export_uri, MANIFEST_NAME)
-    standing = storage.stat(manifest_uri)
-    if standing is not None:  # while objects are replaced, the directory is no export
-        storage.delete(manifest_uri, if_generation_match=standing.generation)
+
+    def withdraw(generation: int) -> None:
+        if generation:
+            with suppress(ObjectNotFoundError):
+                storage.delete(manifest_uri, if_generation_match=generation)
+
+    def write(name: str, data: bytes) -> CheckpointObject:
+        return replace_as_owner(
+            storage,
+            join(export_uri, name),
+            check_owner,
+            lambda generation: write_object(
+                storage, export_uri, name, data, _content_type(name), if_generation_match=generation
+            ),
+        )
+
+    # While objects are replaced, the directory is no export.
+    replace_as_owner(storage, manifest_uri, check_owner, withdraw)
     eos_id = dataset.tokenizer.eos_id
     tokenizer = _tokenizer(dataset_uri, dataset)
     named = {hf_name(name): weight for name, weight in weights.items()}
@@ -59,22 +79,15 @@ def write_export(
         "tokenizer_config.json": _json(_tokenizer_config(tokenizer, eos_id, seq_len)),
         METRICS_NAME: metrics,
     }
-    objects = tuple(
-        write_object(storage, export_uri, name, data, _content_type(name)) for name, data in files.items()
-    )
-    storage.write(
-        manifest_uri,
-        manifest_of(objects).to_json().encode(),
-        if_generation_match=0,
-        content_type="application/json",
-    )
+    objects = tuple(write(name, data) for name, data in files.items())
+    write(MANIFEST_NAME, manifest_of(objects).to_json().encode())
 
 
 def read_export(export_uri: str) -> tuple[Decoder, dict[str, Any], bytes]:
     """The model, its config.json and its tokenizer.json, each verified against the manifest.
 
     Blocks on storage. Raises ExportError for a directory without a manifest and for an object that is not the one that
-    was written.
+    was written, ContractError for a manifest that is none, and StorageError.
     """
     storage = storage_for(export_uri)
     try:

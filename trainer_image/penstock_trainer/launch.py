@@ -34,7 +34,7 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from penstock_trainer.cluster import Cluster
-from penstock_trainer.contract.config import JobConfig, parse_args
+from penstock_trainer.contract.config import parse_args
 from penstock_trainer.outcome import RankEnd, Verdict, decide
 from penstock_trainer.ownership import take_ownership
 from penstock_trainer.ranks import Ranks
@@ -93,12 +93,12 @@ def launch_trainer(
 ) -> int:
     """Run our trainer on this node and return the exit code. Blocks until every node's ranks have ended.
 
-    Raises ContractError, ClusterError or LaunchError before any process starts, StorageError when the checkpoint root
-    cannot be taken, and RendezvousError when the nodes do not come together.
+    Raises ContractError or ClusterError before any process starts, StorageError when the checkpoint root cannot be
+    taken, and RendezvousError when the nodes do not come together.
     """
     config = parse_args(args)
     cluster = Cluster.from_environ(environ)
-    root_uri = _checkpoint_root(config, environ)
+    root_uri = config.checkpoint.root_uri(environ.get("AIP_CHECKPOINT_DIR", ""))
 
     def mint(listener: Listener) -> Mapping[str, str]:
         owner = take_ownership(root_uri, storage_for(root_uri))
@@ -165,16 +165,6 @@ def visible_accelerators() -> int:
     return torch.cuda.device_count()
 
 
-def _checkpoint_root(config: JobConfig, environ: Mapping[str, str]) -> str:
-    root_uri = config.checkpoint.uri or environ.get("AIP_CHECKPOINT_DIR", "")
-    if not root_uri:
-        raise LaunchError(
-            "there is nowhere to write checkpoints: checkpoint.uri is empty and AIP_CHECKPOINT_DIR is not set. "
-            "Give --checkpoint.uri=gs://BUCKET/DIR, or set base_output_directory of the job."
-        )
-    return root_uri
-
-
 def _launch(program: Program, cluster: Cluster, environ: Mapping[str, str], timing: Timing) -> int:
     with ExitStack() as stack:
         events = stack.enter_context(_Signals())
@@ -219,13 +209,15 @@ def _start_ranks(
     # A script's own env:// must not take us for torchrun, whatever this process inherited.
     inherited = {name: value for name, value in environ.items() if not name.startswith("TORCHELASTIC_")}
     first = plan.first_rank(cluster.node_rank)
-    cores, local_world_size = len(os.sched_getaffinity(0)), program.local_world_size
-    for local_rank in range(local_world_size):
+    num_ranks = program.local_world_size
+    # Torch takes every core in each process; ranks that share them would slow each other down manyfold.
+    threads = str(max(1, len(os.sched_getaffinity(0)) // num_ranks))
+    shared = {"OMP_NUM_THREADS": threads} if num_ranks > 1 else {}
+    for local_rank in range(num_ranks):
         rank = first + local_rank
         result_file = directory / f"rank-{rank}.json" if program.reports else None
         env = {
-            # Torch takes every core in each process; ranks that share them would slow each other down manyfold.
-            **({"OMP_NUM_THREADS": str(max(1, cores // local_world_size))} if local_world_size > 1 else {}),
+            **shared,
             # The last lines of a rank that is killed must not stay in its buffer.
             "PYTHONUNBUFFERED": "1",
             **inherited,
@@ -233,7 +225,7 @@ def _start_ranks(
             "RANK": str(rank),
             "WORLD_SIZE": str(plan.world_size),
             "LOCAL_RANK": str(local_rank),
-            "LOCAL_WORLD_SIZE": str(local_world_size),
+            "LOCAL_WORLD_SIZE": str(num_ranks),
             "GROUP_RANK": str(cluster.node_rank),
         }
         if result_file:
@@ -245,7 +237,7 @@ def _start_ranks(
         cluster.num_nodes,
         cluster.pool,
         first,
-        first + local_world_size - 1,
+        first + num_ranks - 1,
         plan.world_size,
     )
 

@@ -9,14 +9,13 @@ where that one continued; the lines after it are the fields of events.StepEvent.
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock_trainer.contract.checkpoint import Owner
 from penstock_trainer.contract.events import StepEvent, steps_from_jsonl, steps_to_jsonl
-from penstock_trainer.contract.fields import canonical_json, from_dict
+from penstock_trainer.contract.fields import canonical_json, parse_json
 from penstock_trainer.storage import Storage, join
 
 
@@ -60,7 +59,8 @@ class MetricsLog:
         """Store what was recorded since the last call.
 
         To be called before the checkpoint is committed: of an attempt that is cut off in between, the steps are
-        measured again, whereas after the commit they would be lost.
+        measured again, whereas after the commit they would be lost. Blocks on storage; raises StorageError, and what
+        was recorded is then kept for the next call.
         """
         if not self._pending:
             return
@@ -75,7 +75,10 @@ class MetricsLog:
         self._pending.clear()
 
     def joined(self) -> bytes:
-        """The whole run's steps as JSON lines, from the segments of all attempts. Blocks on storage."""
+        """The whole run's steps as JSON lines, from the segments of all attempts. Blocks on storage.
+
+        Raises StorageError, and ContractError for an object that is not a segment.
+        """
         infos = self._storage.list_objects(join(self._root_uri, "metrics") + "/")
         steps = join_segments(parse_segment(self._storage.read(info.uri)) for info in infos)
         return steps_to_jsonl(steps)
@@ -84,7 +87,9 @@ class MetricsLog:
 def parse_segment(data: bytes) -> Segment:
     """Raises ContractError when a line is not what a segment has."""
     header, _, steps = data.partition(b"\n")
-    return Segment(from_dict(SegmentHeader, json.loads(header)), tuple(steps_from_jsonl(steps)))
+    return Segment(
+        parse_json(SegmentHeader, header, "the segment's first line"), tuple(steps_from_jsonl(steps))
+    )
 
 
 def join_segments(segments: Iterable[Segment]) -> list[StepEvent]:

@@ -17,8 +17,7 @@ STATE_KEYS = ("exp_avg", "exp_avg_sq")
 def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
     """Of the step after `step` steps are done: linear warm-up to the peak, then cosine to the last step's minimum.
 
-    A pure function of its arguments, so it needs no state in a checkpoint. With no step after warm-up the run ends at
-    the peak.
+    A pure function of its arguments, so it needs no state in a checkpoint. `steps` is more than the warm-up's.
     """
     done = step + 1
     if done <= config.warmup_steps:

@@ -1,7 +1,9 @@
 """SIGTERM as a question that all ranks answer alike: is this step the last one before we save and leave?
 
-Vertex sends SIGTERM to one node, to all, or to all at different times. A rank that saved alone would wait for the others
-in the checkpoint's first collective while they wait for it in the next step's.
+Whether Vertex sends SIGTERM to a training container before a Spot VM goes is not documented and was not verified;
+periodic checkpoints are what a run relies on, and this only saves more where the signal comes. It may then come to one
+node, to all, or to all at different times: a rank that saved alone would wait for the others in the checkpoint's first
+collective while they wait for it in the next step's.
 """
 
 from __future__ import annotations

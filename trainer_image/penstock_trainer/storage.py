@@ -95,7 +95,8 @@ class Storage(Protocol):
         """Publish the object in one piece: readers see all of it or nothing.
 
         With `if_generation_match=0` the object must not exist; with another number it must be in that generation.
-        Raises PreconditionFailedError otherwise.
+        Raises PreconditionFailedError otherwise. Over a network, an object with just these bytes is taken for the one
+        that this call wrote, whose answer was lost.
         """
 
     def stat(self, uri: str) -> ObjectInfo | None:
@@ -151,12 +152,21 @@ class GcsStorage:
 
     def __init__(self, client: Client | None = None) -> None:
         # Imported here: a program that only touches file:// starts half a second earlier.
-        from google.api_core import exceptions
+        from google.api_core.exceptions import GoogleAPIError, NotFound, PreconditionFailed
+        from google.auth.exceptions import GoogleAuthError
         from google.cloud.storage import Client
+        from google.cloud.storage.exceptions import DataCorruption
         from google.cloud.storage.retry import DEFAULT_RETRY
+        from urllib3.exceptions import HTTPError
 
         self._client = client or Client()
-        self._exceptions = exceptions
+        self._not_found, self._precondition_failed, self._corrupt = (
+            NotFound,
+            PreconditionFailed,
+            DataCorruption,
+        )
+        # OSError: local files, and everything of requests. HTTPError: bodies are read from urllib3 directly.
+        self._other_errors = (GoogleAPIError, GoogleAuthError, HTTPError, OSError)
         # A conditional write that is retried after a lost answer finds its own object; see `write`.
         self._retry = DEFAULT_RETRY.with_timeout(300.0)
 
@@ -205,7 +215,7 @@ class GcsStorage:
                 )
         except PreconditionFailedError:
             # The first try may have been written although its answer was lost: then what stands there is ours.
-            standing = self.stat(uri) if if_generation_match == 0 else None
+            standing = self.stat(uri)
             if standing is None or (standing.crc32c, standing.size) != (checksum, len(data)):
                 raise
             return standing
@@ -251,8 +261,8 @@ class GcsStorage:
 
     def download(self, uri: str, path: Path) -> None:
         """See Storage.download."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         with self._translated(uri):
+            path.parent.mkdir(parents=True, exist_ok=True)
             self._blob(uri).download_to_filename(
                 str(path), checksum="crc32c", retry=self._retry, raw_download=True
             )
@@ -272,13 +282,15 @@ class GcsStorage:
     def _translated(self, uri: str) -> Iterator[None]:
         try:
             yield
-        except self._exceptions.NotFound as exc:
+        except self._not_found as exc:
             raise ObjectNotFoundError(f"{uri} does not exist: {exc.message}") from exc
-        except self._exceptions.PreconditionFailed as exc:
+        except self._precondition_failed as exc:
             raise PreconditionFailedError(
                 f"{uri} is not in the generation that was expected: {exc.message}"
             ) from exc
-        except self._exceptions.GoogleAPIError as exc:
+        except self._corrupt as exc:
+            raise ObjectCorruptError(f"{uri} is corrupt: {exc}") from exc
+        except self._other_errors as exc:
             raise StorageError(f"{uri}: {exc}") from exc
 
 
@@ -289,17 +301,13 @@ class FileStorage:
         self, uri: str, *, start: int = 0, length: int | None = None, generation: int | None = None
     ) -> bytes:
         """See Storage.read. There is no stored checksum on disk to verify against; callers' manifests carry one."""
-        path = path_of(uri)
-        try:
-            with path.open("rb") as file:
-                if generation is not None and os.fstat(file.fileno()).st_mtime_ns != generation:
-                    raise ObjectNotFoundError(
-                        f"{uri} does not exist in generation {generation}; it was overwritten."
-                    )
-                file.seek(start)
-                data = file.read() if length is None else file.read(length)
-        except (FileNotFoundError, IsADirectoryError) as exc:
-            raise ObjectNotFoundError(f"{uri} does not exist.") from exc
+        with _file_errors(uri), path_of(uri).open("rb") as file:
+            if generation is not None and os.fstat(file.fileno()).st_mtime_ns != generation:
+                raise ObjectNotFoundError(
+                    f"{uri} does not exist in generation {generation}; it was overwritten."
+                )
+            file.seek(start)
+            data = file.read() if length is None else file.read(length)
         if length is not None and len(data) != length:
             raise ObjectCorruptError(
                 f"{uri}: asked for {length} bytes from {start}, the file gave {len(data)}."
@@ -316,28 +324,32 @@ class FileStorage:
     ) -> ObjectInfo:
         """See Storage.write. A condition other than 0 is checked and applied under a lock on the directory."""
         path = path_of(uri)
-        path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.parent / f"{_TEMPORARY_PREFIX}{uuid.uuid4().hex}"
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            # The kernel's own stamp moves in ticks of milliseconds; two writes within one would share a generation.
-            stamp = time.time_ns()
-            os.utime(file.fileno(), ns=(stamp, stamp))
-            os.fsync(file.fileno())
-        try:
-            self._publish(temporary, path, uri, if_generation_match)
-        finally:
-            temporary.unlink(missing_ok=True)
-        status = path.stat()
-        return ObjectInfo(uri, len(data), status.st_mtime_ns, crc32c(data))
+        with _file_errors(uri):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with temporary.open("xb") as file:
+                    file.write(data)
+                    file.flush()
+                    # The kernel's own stamp moves in ticks of milliseconds; two writes within one would share a
+                    # generation.
+                    stamp = time.time_ns()
+                    os.utime(file.fileno(), ns=(stamp, stamp))
+                    os.fsync(file.fileno())
+                self._publish(temporary, path, uri, if_generation_match)
+            finally:
+                temporary.unlink(missing_ok=True)
+            return ObjectInfo(uri, len(data), path.stat().st_mtime_ns, crc32c(data))
 
     def stat(self, uri: str) -> ObjectInfo | None:
         """See Storage.stat. Reads the file for its checksum."""
         path = path_of(uri)
-        if not path.is_file():
+        try:
+            with _file_errors(uri):
+                status = path.stat()
+                return ObjectInfo(uri, status.st_size, status.st_mtime_ns, _file_crc32c(path))
+        except ObjectNotFoundError:
             return None
-        return ObjectInfo(uri, path.stat().st_size, path.stat().st_mtime_ns, _file_crc32c(path))
 
     def list_objects(self, prefix_uri: str) -> Iterator[ObjectInfo]:
         """See Storage.list_objects."""
@@ -356,33 +368,39 @@ class FileStorage:
     def list_dirs(self, directory_uri: str) -> list[str]:
         """See Storage.list_dirs."""
         path = path_of(directory_uri)
-        return sorted(child.as_uri() for child in path.iterdir() if child.is_dir()) if path.is_dir() else []
+        with _file_errors(directory_uri):
+            return (
+                sorted(child.as_uri() for child in path.iterdir() if child.is_dir()) if path.is_dir() else []
+            )
 
     def delete(self, uri: str, *, if_generation_match: int | None = None) -> None:
         """See Storage.delete."""
         path = path_of(uri)
-        if not path.is_file():
-            raise ObjectNotFoundError(f"{uri} does not exist.")
-        with _locked(path.parent):
+        with _file_errors(uri), _locked(path.parent):
             if if_generation_match is not None and path.stat().st_mtime_ns != if_generation_match:
                 raise PreconditionFailedError(f"{uri} is not in generation {if_generation_match}.")
-            path.unlink(missing_ok=True)
+            path.unlink()
 
     def copy(self, source_uri: str, target_uri: str) -> ObjectInfo:
         """See Storage.copy."""
-        return storage_for(target_uri).upload(path_of(source_uri), target_uri)
+        source = path_of(source_uri)
+        if not source.is_file():
+            raise ObjectNotFoundError(f"{source_uri} does not exist.")
+        return storage_for(target_uri).upload(source, target_uri)
 
     def download(self, uri: str, path: Path) -> None:
         """See Storage.download."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with _file_errors(uri):
+            path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path_of(uri), path)
-        except FileNotFoundError as exc:
-            raise ObjectNotFoundError(f"{uri} does not exist.") from exc
 
     def upload(self, path: Path, uri: str) -> ObjectInfo:
         """See Storage.upload."""
-        return self.write(uri, path.read_bytes())
+        try:
+            data = path.read_bytes()
+        except OSError as exc:  # of a file that is not the object
+            raise StorageError(f"{uri}: {exc}") from exc
+        return self.write(uri, data)
 
     @staticmethod
     def _publish(temporary: Path, path: Path, uri: str, if_generation_match: int | None) -> None:
@@ -431,6 +449,16 @@ def _file_crc32c(path: Path) -> str:
         while chunk := file.read(1 << 20):
             checksum.update(chunk)
     return base64.b64encode(checksum.digest()).decode()
+
+
+@contextmanager
+def _file_errors(uri: str) -> Iterator[None]:
+    try:
+        yield
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as exc:
+        raise ObjectNotFoundError(f"{uri} does not exist: {exc.strerror}.") from exc
+    except OSError as exc:
+        raise StorageError(f"{uri}: {exc}") from exc
 
 
 @contextmanager

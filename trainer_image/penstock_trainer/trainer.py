@@ -30,7 +30,7 @@ from penstock_trainer.contract.fields import canonical_json
 from penstock_trainer.data import BatchPlan, open_train_split, read_manifest
 from penstock_trainer.engines import build_engine
 from penstock_trainer.engines.engine import StepResult
-from penstock_trainer.errors import CheckpointError, DivergedError
+from penstock_trainer.errors import DivergedError
 from penstock_trainer.export import write_export
 from penstock_trainer.metrics import MetricsLog
 from penstock_trainer.model.decoder import Decoder
@@ -60,7 +60,9 @@ class Trainer:
         model.initialize(config.seed)
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self.engine = build_engine(model, config, self.batch, world)
-        self.checkpoints = Checkpointer(*_owned_root(config, world), config, world)
+        self.checkpoints = Checkpointer(
+            *_owned_root(config, world), config, world, tokenizer_sha256=self.dataset.tokenizer.sha256
+        )
         self.progress = self._restore()
         self.metrics = MetricsLog(
             storage_for(self.checkpoints.root_uri),
@@ -77,7 +79,12 @@ class Trainer:
         )
 
     def fit(self) -> Outcome:
-        """Train to the last step and export, or until a rank is told to stop; then state is saved. Collective."""
+        """Train to the last step and export, or until a rank is told to stop; then state is saved. Collective; blocks.
+
+        Raises DivergedError when a step that is logged or saved is not finite, FencedError when another attempt has
+        taken the root over, CheckpointError or StorageError when state cannot be written, DatasetError when the
+        tokenizer cannot be exported, PeerError for an error of another rank, and RuntimeError of torch for a lost one.
+        """
         steps = self.config.steps
         while self.progress.step < steps:
             answer = self.preemption.ask(self.world.control)
@@ -88,10 +95,14 @@ class Trainer:
             self.progress = self.progress.after(
                 samples=self.config.global_batch, seq_len=self.config.data.seq_len
             )
-            if self._is_logged(self.progress.step):
-                self._log(result)
             is_told_to_stop = answer.wait()
-            if is_told_to_stop or self._is_saved(self.progress.step):
+            is_logged = self._is_logged(self.progress.step)
+            is_saved = is_told_to_stop or self._is_saved(self.progress.step)
+            if is_logged or is_saved:
+                loss = self._finite_loss(result)
+                if is_logged and self.world.env.is_primary:
+                    self._log(loss, result)
+            if is_saved:
                 self._save()
             if is_told_to_stop and self.progress.step < steps:
                 return "preempted"
@@ -110,29 +121,35 @@ class Trainer:
     def _is_saved(self, step: int) -> bool:
         return step % self.config.checkpoint.interval == 0 or step == self.config.steps
 
-    def _log(self, result: StepResult) -> None:
-        """The one place where the loop waits for the device."""
+    def _finite_loss(self, result: StepResult) -> float:
+        """The step's loss over all ranks: the one place where the loop waits for the device.
+
+        Also asked before a save, as no run can continue from a state that has diverged. Raises DivergedError.
+        """
         summed = result.loss.clone()
         dist.all_reduce(summed)
-        loss = summed.item() / self.world.env.world_size
+        loss, grad_norm = summed.item() / self.world.env.world_size, float(result.grad_norm)
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            raise DivergedError(
+                f"the loss of step {self.progress.step} is {loss} and its gradient's norm {grad_norm}. Lower "
+                "optim.learning_rate or lengthen optim.warmup_steps, and continue from a checkpoint before it."
+            )
+        return loss
+
+    def _log(self, loss: float, result: StepResult) -> None:
         before, since = self._logged_at
         now = time.perf_counter()
         self._logged_at = (self.progress, now)
-        event = StepEvent(
-            step=self.progress.step,
-            steps=self.config.steps,
-            loss=loss,
-            learning_rate=learning_rate(self.config.optim, self.progress.step - 1, self.config.steps),
-            grad_norm=float(result.grad_norm),
-            tokens_per_second=(self.progress.tokens_seen - before.tokens_seen) / (now - since),
-        )
-        if not (math.isfinite(event.loss) and math.isfinite(event.grad_norm)):
-            raise DivergedError(
-                f"the loss of step {event.step} is {event.loss} and its gradient's norm {event.grad_norm}. Lower "
-                "optim.learning_rate or lengthen optim.warmup_steps, and continue from a checkpoint before it."
+        self.metrics.record(
+            StepEvent(
+                step=self.progress.step,
+                steps=self.config.steps,
+                loss=loss,
+                learning_rate=learning_rate(self.config.optim, self.progress.step - 1, self.config.steps),
+                grad_norm=float(result.grad_norm),
+                tokens_per_second=(self.progress.tokens_seen - before.tokens_seen) / (now - since),
             )
-        if self.world.env.is_primary:
-            self.metrics.record(event)
+        )
 
     def _save(self) -> None:
         self.world.from_primary(self.metrics.upload)
@@ -143,11 +160,6 @@ class Trainer:
         if progress is None:
             logger.info("no checkpoint: beginning at step 0")
             return Progress()
-        if progress.step > self.config.steps:
-            raise CheckpointError(
-                f"the checkpoint is at step {progress.step} and the run ends at steps = {self.config.steps}, which "
-                "counts the steps of all attempts. Give more steps, or another checkpoint root."
-            )
         self.engine.state_loaded()
         return progress
 
@@ -156,7 +168,6 @@ class Trainer:
         if not uri:
             logger.info("nothing is exported: AIP_MODEL_DIR is not set")
             return
-        self.checkpoints.check_owner()
         weights = self.engine.weights()
         self.world.from_primary(
             lambda: write_export(
@@ -168,6 +179,7 @@ class Trainer:
                 dataset=self.dataset,
                 metrics=self.metrics.joined(),
                 manifest_of=self._export_manifest,
+                check_owner=self.checkpoints.check_owner,
             )
         )
         logger.info("exported the model to %s", uri)
@@ -190,12 +202,7 @@ class Trainer:
 
 def _owned_root(config: JobConfig, world: World) -> tuple[str, Owner]:
     """The checkpoint root and its owner: the attempt our launcher minted, or one that rank 0 takes for all."""
-    root_uri = config.checkpoint.uri or world.env.checkpoint_dir
-    if not root_uri:
-        raise CheckpointError(
-            "there is nowhere to write checkpoints: checkpoint.uri is empty and AIP_CHECKPOINT_DIR is not set. "
-            "Give --checkpoint.uri=gs://BUCKET/DIR, or set base_output_directory of the job."
-        )
+    root_uri = config.checkpoint.root_uri(world.env.checkpoint_dir)
     owner = world.env.owner or world.from_primary(lambda: take_ownership(root_uri, storage_for(root_uri)))
     return root_uri, owner
 

@@ -49,7 +49,9 @@ class World:
     def join(cls, env: RankEnv, *, timeout_seconds: int) -> Iterator[Self]:
         """Meet the other ranks, and leave them at the end, also on an error.
 
-        A collective of the gradients' group fails after the timeout.
+        Blocks until all ranks have come, `timeout_seconds` at most; a collective of the gradients' group fails after the
+        same time. Raises torch.distributed.DistError or RuntimeError when ranks do not come together, see
+        `is_lost_peer`.
         """
         timeout = timedelta(seconds=timeout_seconds)
         device = _device(env)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import concurrent.futures
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from google.auth.credentials import AnonymousCredentials, Credentials
 from google.cloud import storage as gcs
+from google.oauth2.credentials import Credentials as UserCredentials
 
 from penstock_trainer.storage import (
     FileStorage,
@@ -98,6 +103,16 @@ def test_an_overwrite_is_conditional_on_the_generation_that_was_read(place: Plac
     assert storage.read(f"{root}/owner") == b"2"
 
 
+def test_an_overwrite_whose_answer_was_lost_finds_its_own_bytes(
+    client: gcs.Client, bucket: gcs.Bucket
+) -> None:
+    storage, uri = GcsStorage(client), f"gs://{bucket.name}/owner"
+    first = storage.write(uri, b"1", if_generation_match=0)
+    assert storage.write(uri, b"1", if_generation_match=0) == first
+    second = storage.write(uri, b"2", if_generation_match=first.generation)
+    assert storage.write(uri, b"2", if_generation_match=first.generation) == second
+
+
 def test_every_write_makes_another_generation(place: Place) -> None:
     storage, root = place
     generations = [storage.write(f"{root}/again", b"same").generation for _ in range(20)]
@@ -172,3 +187,82 @@ def test_one_client_serves_all_uris_of_a_scheme() -> None:
 def test_a_server_error_names_the_uri(client: gcs.Client) -> None:
     with pytest.raises(StorageError, match="gs://no-such-bucket-here/x"):
         GcsStorage(client).read("gs://no-such-bucket-here/x")
+
+
+@pytest.mark.parametrize(
+    ("credentials", "endpoint"),
+    [
+        (UserCredentials(token=None), "http://127.0.0.1:1"),  # google.auth cannot refresh it
+        (AnonymousCredentials(), "no-such-transport://127.0.0.1"),  # requests has no adapter for it
+    ],
+)
+def test_what_goes_wrong_before_the_server_is_reached_is_a_storage_error(
+    tmp_path: Path, credentials: Credentials, endpoint: str
+) -> None:
+    options = {"api_endpoint": endpoint}
+    storage = GcsStorage(gcs.Client(project="demo", credentials=credentials, client_options=options))
+    uri = "gs://bucket/name"
+    (tmp_path / "up").write_bytes(b"x")
+    for ask in (
+        lambda: storage.read(uri),
+        lambda: storage.write(uri, b"x"),
+        lambda: storage.stat(uri),
+        lambda: list(storage.list_objects(uri)),
+        lambda: storage.list_dirs(uri),
+        lambda: storage.delete(uri),
+        lambda: storage.copy(uri, uri),
+        lambda: storage.download(uri, tmp_path / "down"),
+        lambda: storage.upload(tmp_path / "up", uri),
+    ):
+        with pytest.raises(StorageError, match=uri):
+            ask()
+
+
+def test_bytes_that_rotted_on_the_server_are_corrupt(
+    client: gcs.Client, bucket: gcs.Bucket, payloads: Path, tmp_path: Path
+) -> None:
+    storage, uri, data = GcsStorage(client), f"gs://{bucket.name}/rotten", b"a payload of its own" * 99
+    storage.write(uri, data)
+    [payload] = [path for path in payloads.rglob("*") if path.is_file() and path.read_bytes() == data]
+    payload.write_bytes(b"b" + data[1:])
+    with pytest.raises(ObjectCorruptError, match=uri):
+        storage.read(uri)
+    with pytest.raises(ObjectCorruptError, match=uri):
+        storage.download(uri, tmp_path / "down")
+
+
+@contextmanager
+def full_disk(limit_bytes: int) -> Iterator[None]:
+    """The kernel refuses to let this process's files grow further."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_takes_no_more_is_a_storage_error_and_nothing_is_left(tmp_path: Path) -> None:
+    storage, uri = FileStorage(), (tmp_path / "big").as_uri()
+    storage.write(uri, b"before")
+    with full_disk(1 << 20), pytest.raises(StorageError, match=uri):
+        storage.write(uri, bytes(2 << 20))
+    assert storage.read(uri) == b"before"
+    assert [path.name for path in tmp_path.iterdir()] == ["big"]
+
+
+def test_a_file_where_a_directory_is_needed_is_a_storage_error(tmp_path: Path) -> None:
+    storage = FileStorage()
+    storage.write((tmp_path / "file").as_uri(), b"x")
+    uri = (tmp_path / "file" / "below").as_uri()
+    assert storage.stat(uri) is None
+    for ask in (
+        lambda: storage.read(uri),
+        lambda: storage.write(uri, b"x"),
+        lambda: storage.delete(uri),
+        lambda: storage.copy(uri, uri),
+        lambda: storage.download(uri, tmp_path / "down"),
+        lambda: storage.upload(tmp_path / "none", uri),
+    ):
+        with pytest.raises(StorageError, match=uri):
+            ask()

@@ -34,6 +34,7 @@ class Run:
 
     def __init__(self, root: Path, world: World, *, resume_from: str = "") -> None:
         self.root = root
+        self.tokenizer_sha256 = "ab" * 32
         self._world = world
         config = tiny_config("file:///data", root.as_uri())
         self.config = replace(config, checkpoint=replace(config.checkpoint, resume_from=resume_from))
@@ -41,7 +42,14 @@ class Run:
     def attempt(self, storage: FileStorage | None = None) -> Checkpointer:
         """A new owner of the root."""
         uri = self.root.as_uri()
-        return Checkpointer(uri, take_ownership(uri, FileStorage()), self.config, self._world, storage)
+        return Checkpointer(
+            uri,
+            take_ownership(uri, FileStorage()),
+            self.config,
+            self._world,
+            storage,
+            tokenizer_sha256=self.tokenizer_sha256,
+        )
 
     def save(self, checkpoints: Checkpointer, *steps: int) -> None:
         for step in steps:
@@ -201,13 +209,84 @@ def test_a_writer_that_is_overtaken_while_it_writes_does_not_commit(run: Run) ->
     assert run.restored() == (None, -1.0)
 
 
+def test_a_writer_that_is_overtaken_after_its_last_check_leaves_its_successors_manifest(run: Run) -> None:
+    class Paused(FileStorage):
+        """Stands still between the check of the owner and the commit, while a new attempt saves the same step."""
+
+        is_pausing = False
+
+        def read(self, uri: str, **range_and_generation: Any) -> bytes:
+            data = super().read(uri, **range_and_generation)
+            if uri.endswith("/owner.json") and self.is_pausing:
+                self.is_pausing = False
+                run.save(run.attempt(), 8)
+            return data
+
+    storage = Paused()
+    old = run.attempt(storage)
+    progress = Progress(step=8, samples_seen=96, tokens_seen=3072)
+    written = old._write(Snapshot(progress, state(-8.0)), (run.root / "step-00000008").as_uri())
+    storage.is_pausing = True
+    with pytest.raises(FencedError, match="fencing token 2"):
+        old._commit(progress, written)
+    assert run.manifest(8).fencing_token == 2
+    assert run.restored() == (8, 8.0)
+
+
+def test_a_manifest_of_a_higher_token_is_not_replaced_although_the_owner_says_so(run: Run) -> None:
+    run.attempt()
+    run.save(run.attempt(), 8)
+    (run.root / "owner.json").unlink()
+    with pytest.raises(FencedError, match=r"fencing token 2; this is attempt .* with token 1"):
+        run.save(run.attempt(), 8)
+    assert run.manifest(8).fencing_token == 2
+
+
+def test_another_tokenizer_is_an_error_that_says_where_the_earlier_one_is(run: Run) -> None:
+    run.save(run.attempt(), 4)
+    assert run.manifest(4).tokenizer_sha256 == "ab" * 32
+    run.tokenizer_sha256 = "cd" * 32
+    message = r"another tokenizer.*Stage the data with tokenizer_uri = file:///data/tokenizer.json"
+    with pytest.raises(CheckpointError, match=message):
+        run.restored()
+
+
+def test_other_data_of_the_same_tokenizer_is_continued_and_told(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    run.save(run.attempt(), 4)
+    with caplog.at_level(logging.INFO):
+        assert run.restored() == (4, 4.0)
+        assert "other data" not in caplog.text
+        run.config = replace(run.config, data=replace(run.config.data, uri="file:///more"))
+        assert run.restored() == (4, 4.0)
+    assert "other data of the same tokenizer: file:///more after file:///data" in caplog.text
+
+
+def test_a_finished_run_is_continued_by_itself_but_not_by_resume_from(tmp_path: Path, world: World) -> None:
+    earlier = Run(tmp_path / "earlier", world)
+    earlier.save(earlier.attempt(), earlier.config.steps)
+    assert earlier.restored() == (12, 12.0)
+    run = Run(tmp_path / "own", world, resume_from=earlier.root.as_uri())
+    with pytest.raises(CheckpointError, match=r"at step 12 .* steps = 12, .* Raise steps above 12"):
+        run.restored()
+    run.config = replace(run.config, steps=13)
+    assert run.restored() == (12, 12.0)
+
+
+def test_a_checkpoint_beyond_the_last_step_is_an_error(run: Run) -> None:
+    run.save(run.attempt(), 16)
+    with pytest.raises(CheckpointError, match=r"at step 16 and the run ends at steps = 12"):
+        run.restored()
+
+
 def test_resume_from_is_read_only_while_the_own_root_is_empty(tmp_path: Path, world: World) -> None:
     earlier = Run(tmp_path / "earlier", world)
     earlier.save(earlier.attempt(), 4)
     run = Run(tmp_path / "own", world, resume_from=earlier.root.as_uri())
     assert run.restored() == (4, 4.0)
     run.save(run.attempt(), 6)
-    earlier.save(earlier.attempt(), 12)
+    earlier.save(earlier.attempt(), 8)
     assert run.restored() == (6, 6.0)
 
 

@@ -58,6 +58,11 @@ def test_a_real_dump_with_the_job_as_text_and_open_ports() -> None:
     assert not cluster.is_primary
 
 
+@pytest.mark.parametrize("ports", ["3333", 3333, ["3333"], [True], [0], [65536], None, {"a": 1}])
+def test_open_ports_of_another_form_are_passed_over_for_nobody_documents_them(ports: object) -> None:
+    assert read(spec("workerpool0", 0, open_ports=ports)).open_ports == ()
+
+
 def test_a_job_of_one_replica_has_no_pool_1() -> None:
     cluster = read(spec("workerpool0", 0, cluster={"workerpool0": PRIMARY}))
     assert (cluster.num_nodes, cluster.node_rank, cluster.is_primary) == (1, 0, True)
@@ -101,7 +106,6 @@ def test_a_trainer_in_another_pool_is_an_error(pool: str) -> None:
         (spec("workerpool1", 2), r"task.index is 2: workerpool1 has 2 replica\(s\), counted from 0"),
         (spec("workerpool1", "0"), "task.index is '0'"),
         (spec("workerpool0", 1), r"workerpool0 has 1 replica\(s\)"),
-        (spec("workerpool0", 0, open_ports="3333"), "open_ports is '3333'"),
     ],
 )
 def test_a_malformed_spec_is_told_with_what_was_given(told: object, message: str) -> None:

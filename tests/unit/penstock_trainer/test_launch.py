@@ -198,7 +198,7 @@ def test_a_primary_whose_name_is_a_service_address_listens_everywhere() -> None:
     [
         (["--stepz=3", "--checkpoint.uri=file:///nowhere"], "UnknownFieldError: there is no field 'stepz'"),
         (["--steps=-1"], "FieldValueError: steps = -1 is not valid"),
-        (["--config={"], "ContractError: --config is not JSON"),
+        (["--config={"], "ContractError: --config (the output of JobConfig.to_json()) is not JSON"),
         ([], "Give --checkpoint.uri=gs://BUCKET/DIR, or set base_output_directory"),
         (["launch", "--"], "there is no command to launch"),
         (["launch", "--", "no-such-program"], "'no-such-program' is not a program on PATH"),

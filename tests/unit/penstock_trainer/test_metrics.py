@@ -9,7 +9,8 @@ import pytest
 
 from penstock_trainer.contract.checkpoint import Owner
 from penstock_trainer.contract.events import StepEvent
-from penstock_trainer.metrics import MetricsLog, Segment, SegmentHeader, join_segments
+from penstock_trainer.contract.fields import ContractError
+from penstock_trainer.metrics import MetricsLog, Segment, SegmentHeader, join_segments, parse_segment
 from penstock_trainer.storage import FileStorage
 
 
@@ -46,6 +47,16 @@ def test_what_a_later_attempt_undid_is_dropped_in_whatever_order_segments_are_re
 
 def test_a_run_that_began_anew_keeps_nothing_of_the_one_before() -> None:
     assert losses([segment(1, 0, range(1, 9), 0.1), segment(2, 0, range(1, 3), 0.2)]) == {1: 0.2, 2: 0.2}
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b'{"attempt": "a"}', b"\xff\n"])
+def test_what_is_no_segment_is_refused(data: bytes) -> None:
+    with pytest.raises(ContractError):
+        parse_segment(data)
+    header = b'{"attempt": "a", "fencing_token": 1, "resumed_from": 0}\n'
+    assert parse_segment(header).steps == ()
+    with pytest.raises(ContractError, match="line 1 of the logged steps is not JSON"):
+        parse_segment(header + b'{"step": ')
 
 
 def test_segments_are_uploaded_once_and_joined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,13 +10,12 @@ What no manifest names is garbage of an attempt that did not get to its end.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock_trainer.contract.fields import ContractError, canonical_json, from_dict, require
+from penstock_trainer.contract.fields import canonical_json, parse_json, require, require_version
 
 FORMAT_VERSION = 1
 _STEP_DIR = re.compile(r"step-(\d{8,})$")
@@ -50,6 +49,8 @@ class Manifest:
     config: Mapping[str, Any]
     """The JobConfig that wrote it, as JSON types."""
     config_hash: str
+    tokenizer_sha256: str
+    """Hex digest of the tokenizer.json of the dataset that it was trained on: the meaning of the token ids."""
     strategy: str
     world_size: int
     versions: Mapping[str, str]
@@ -61,11 +62,12 @@ class Manifest:
     objects: tuple[CheckpointObject, ...]
 
     def __post_init__(self) -> None:
-        if self.format_version != FORMAT_VERSION:
-            raise ContractError(
-                f"checkpoint format {self.format_version} is not known here (this version reads {FORMAT_VERSION}); "
-                "use a penstock that is at least as new as the one that wrote it."
-            )
+        require_version(
+            self.format_version,
+            FORMAT_VERSION,
+            "checkpoint",
+            "use a penstock that is at least as new as the one that wrote it",
+        )
         names = [entry.name for entry in self.objects]
         require(self.index in names, "index", self.index, "one of the objects")
         require(len(set(names)) == len(names), "objects", names, "named once each")
@@ -77,7 +79,7 @@ class Manifest:
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
         """Raises ContractError: not JSON, another format version, or a field that is missing or ill-typed."""
-        return from_dict(cls, _parse(text, "checkpoint manifest"))
+        return parse_json(cls, text, "the checkpoint manifest")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +96,7 @@ class Owner:
     @classmethod
     def from_json(cls, text: str | bytes) -> Owner:
         """Raises ContractError when the text is not an owner."""
-        return from_dict(cls, _parse(text, "checkpoint owner"))
+        return parse_json(cls, text, "the checkpoint owner")
 
 
 def step_dir_uri(root_uri: str, step: int) -> str:
@@ -116,10 +118,3 @@ def step_of(step_dir: str) -> int | None:
     """The step that a directory is named for, or None if it is not a step directory."""
     match = _STEP_DIR.search(step_dir.rstrip("/"))
     return int(match.group(1)) if match else None
-
-
-def _parse(text: str | bytes, what: str) -> Any:
-    try:
-        return json.loads(text)
-    except (json.JSONDecodeError, UnicodeDecodeError) as exc:
-        raise ContractError(f"the {what} is not JSON: {exc}") from exc

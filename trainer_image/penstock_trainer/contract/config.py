@@ -16,6 +16,7 @@ from penstock_trainer.contract.fields import (
     ContractError,
     canonical_json,
     from_dict,
+    load_json,
     parse_leaf,
     require,
 )
@@ -138,6 +139,16 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         require(self.interval > 0, "checkpoint.interval", self.interval, "at least 1 step")
 
+    def root_uri(self, checkpoint_dir: str) -> str:
+        """`uri`, else `checkpoint_dir` (the value of AIP_CHECKPOINT_DIR). Raises ContractError when both are empty."""
+        root_uri = self.uri or checkpoint_dir
+        if not root_uri:
+            raise ContractError(
+                "there is nowhere to write checkpoints: checkpoint.uri is empty and AIP_CHECKPOINT_DIR is not set. "
+                "Give --checkpoint.uri=gs://BUCKET/DIR, or set base_output_directory of the job."
+            )
+        return root_uri
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobConfig:
@@ -182,17 +193,6 @@ class JobConfig:
         told["checkpoint"] = {"interval": self.checkpoint.interval}
         return hashlib.sha256(canonical_json(told).encode()).hexdigest()[:16]
 
-    @classmethod
-    def from_json(cls, text: str) -> JobConfig:
-        """Parse `--config`. Raises ContractError: not JSON, an unknown field, or a value that does not fit."""
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as exc:
-            raise ContractError(
-                f"--config is not JSON: {exc}. Give the output of JobConfig.to_json()."
-            ) from exc
-        return from_dict(cls, data)
-
 
 def parse_args(argv: Sequence[str]) -> JobConfig:
     """The config that a pool's args stand for: one `--config=<JSON>`, then `--<dotted.field>=<value>` for the rest.
@@ -208,8 +208,8 @@ def parse_args(argv: Sequence[str]) -> JobConfig:
         if name in given:
             raise ContractError(f"--{name} is given twice ({given[name]!r} and {value!r}); give it once.")
         given[name] = value
-    text = given.pop("config", "{}")
-    told = _json_object(text)
+    told = load_json(given.pop("config", "{}"), "--config (the output of JobConfig.to_json())")
+    require(isinstance(told, dict), "--config", told, "a JSON object")
     for dotted, value in given.items():
         _set(told, dotted, parse_leaf(JobConfig, dotted, value))
     return from_dict(JobConfig, told)
@@ -226,15 +226,6 @@ def _set(told: dict[str, Any], dotted: str, value: object) -> None:
             f"{dotted} is set by --config ({node[leaf]!r}) and by a flag ({value!r}); one place only."
         )
     node[leaf] = value
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        told = json.loads(text)
-    except json.JSONDecodeError as exc:
-        raise ContractError(f"--config is not JSON: {exc}. Give the output of JobConfig.to_json().") from exc
-    require(isinstance(told, dict), "--config", told, "a JSON object")
-    return dict(told)
 
 
 def compile_time_json(config: JobConfig, *, runtime: Sequence[str]) -> str:

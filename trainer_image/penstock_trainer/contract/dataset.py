@@ -11,12 +11,11 @@ Held-out documents stay text, so that two models with different tokenizers can b
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock_trainer.contract.fields import ContractError, canonical_json, from_dict, require
+from penstock_trainer.contract.fields import canonical_json, parse_json, require, require_version
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -80,11 +79,12 @@ class DatasetManifest:
     """Documents dropped, by reason."""
 
     def __post_init__(self) -> None:
-        if self.format_version != FORMAT_VERSION:
-            raise ContractError(
-                f"dataset format {self.format_version} is not known here (this version reads {FORMAT_VERSION}); "
-                "stage the data again with this version of penstock."
-            )
+        require_version(
+            self.format_version,
+            FORMAT_VERSION,
+            "dataset",
+            "stage the data again with this version of penstock",
+        )
         require(bool(self.train), "train", self.train, "at least one shard")
 
     @property
@@ -99,11 +99,7 @@ class DatasetManifest:
     @classmethod
     def from_json(cls, text: str | bytes) -> DatasetManifest:
         """Raises ContractError: not JSON, another format version, or a field that is missing or ill-typed."""
-        try:
-            data = json.loads(text)
-        except (json.JSONDecodeError, UnicodeDecodeError) as exc:
-            raise ContractError(f"the dataset manifest is not JSON: {exc}") from exc
-        return from_dict(cls, data)
+        return parse_json(cls, text, "the dataset manifest")
 
 
 def token_type_for(vocab_size: int) -> TokenType:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from penstock_trainer.contract.fields import ContractError, canonical_json, from_dict
+from penstock_trainer.contract.fields import ContractError, canonical_json, from_dict, parse_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,4 +74,7 @@ def steps_to_jsonl(steps: Iterable[StepEvent]) -> bytes:
 
 def steps_from_jsonl(data: bytes) -> list[StepEvent]:
     """Read what `steps_to_jsonl` wrote. Raises ContractError when a line is something else."""
-    return [from_dict(StepEvent, json.loads(line)) for line in data.decode().splitlines()]
+    return [
+        parse_json(StepEvent, line, f"line {number} of the logged steps")
+        for number, line in enumerate(data.splitlines(), start=1)
+    ]

@@ -10,13 +10,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from penstock_trainer.contract.checkpoint import CheckpointObject
-from penstock_trainer.contract.fields import ContractError, canonical_json, from_dict
+from penstock_trainer.contract.fields import canonical_json, parse_json, require_version
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -45,11 +44,12 @@ class ExportManifest:
     """Every object but this manifest; names are paths under the export's directory."""
 
     def __post_init__(self) -> None:
-        if self.format_version != FORMAT_VERSION:
-            raise ContractError(
-                f"export format {self.format_version} is not known here (this version reads {FORMAT_VERSION}); "
-                "use a penstock that is at least as new as the one that wrote it."
-            )
+        require_version(
+            self.format_version,
+            FORMAT_VERSION,
+            "export",
+            "use a penstock that is at least as new as the one that wrote it",
+        )
 
     def to_json(self) -> str:
         """Canonical JSON."""
@@ -58,8 +58,4 @@ class ExportManifest:
     @classmethod
     def from_json(cls, text: str | bytes) -> ExportManifest:
         """Raises ContractError: not JSON, another format version, or a field that is missing or ill-typed."""
-        try:
-            data = json.loads(text)
-        except (json.JSONDecodeError, UnicodeDecodeError) as exc:
-            raise ContractError(f"the export manifest is not JSON: {exc}") from exc
-        return from_dict(cls, data)
+        return parse_json(cls, text, "the export manifest")

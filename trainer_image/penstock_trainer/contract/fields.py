@@ -46,6 +46,14 @@ def require(condition: bool, path: str, given: object, allowed: str) -> None:
         raise FieldValueError(path, given, allowed)
 
 
+def require_version(given: int, known: int, what: str, remedy: str) -> None:
+    """Raise ContractError unless a manifest of the kind `what` has the one format version that is known here."""
+    if given != known:
+        raise ContractError(
+            f"{what} format {given} is not known here (this version reads {known}); {remedy}."
+        )
+
+
 def to_dict(value: Any) -> Any:
     """Plain JSON types of a dataclass instance, recursively. Tuples become lists."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -62,6 +70,19 @@ def canonical_json(value: Any) -> str:
     return json.dumps(
         to_dict(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
     )
+
+
+def load_json(text: str | bytes, what: str) -> Any:
+    """JSON types of a text. Raises ContractError, which names `what`, when it is not JSON."""
+    try:
+        return json.loads(text)
+    except ValueError as exc:  # also of bytes that are not UTF-8
+        raise ContractError(f"{what} is not JSON: {exc}") from exc
+
+
+def parse_json(cls: type[T], text: str | bytes, what: str) -> T:
+    """Build a dataclass from a JSON text. Raises ContractError: not JSON, or what `from_dict` and `cls` refuse."""
+    return from_dict(cls, load_json(text, what))
 
 
 def from_dict(cls: type[T], data: Any, path: str = "") -> T:

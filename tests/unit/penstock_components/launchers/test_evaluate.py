@@ -64,6 +64,7 @@ def trained(bed):
         tokens_seen=1280,
         config={},
         config_hash="c0ffee",
+        tokenizer_sha256="ab" * 32,
         strategy="zero2",
         world_size=4,
         versions={"torch": "2.13.0", "deepspeed": "0.19.8"},

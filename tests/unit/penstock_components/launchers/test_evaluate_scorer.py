@@ -65,6 +65,7 @@ def exported(bed, name, dataset_uri, *, seed):
             checkpoint_uri=bed.uri("step-00000000"),
             objects=objects,
         ),
+        check_owner=lambda: None,
     )
     return bed.uri(name)
 

@@ -35,7 +35,7 @@ def save_checkpoint(bed, step):
     directory = f"train/checkpoints/step-{step:08d}"
     manifest = Manifest(
         format_version=1, step=step, samples_seen=step, tokens_seen=step * 64, config={}, config_hash="c0ffee",
-        strategy="zero2", world_size=4, versions={"torch": "2.13"}, attempt="a1", fencing_token=2,
+        tokenizer_sha256="ab" * 32, strategy="zero2", world_size=4, versions={"torch": "2.13"}, attempt="a1", fencing_token=2,
         index="a1/index.json", objects=written(bed, directory, [*(f"a1/{rank}.distcp" for rank in range(4)), "a1/index.json"]),
     )  # fmt: skip
     bed.write(f"{directory}/manifest.json", manifest.to_json())

@@ -21,9 +21,9 @@ from penstock_trainer.contract.fields import ContractError, FieldValueError, Unk
 
 def test_equal_configs_have_equal_bytes_and_come_back() -> None:
     config = JobConfig(steps=300, model=ModelConfig(dim=256), data=DataConfig(seq_len=512))
-    assert JobConfig.from_json(config.to_json()) == config
+    assert parse_args([f"--config={config.to_json()}"]) == config
     shuffled = json.dumps(dict(reversed(list(json.loads(config.to_json()).items()))))
-    assert JobConfig.from_json(shuffled).to_json() == config.to_json()
+    assert parse_args([f"--config={shuffled}"]).to_json() == config.to_json()
 
 
 def test_the_hash_ignores_where_a_run_reads_and_writes() -> None:
@@ -33,6 +33,13 @@ def test_the_hash_ignores_where_a_run_reads_and_writes() -> None:
     )
     assert moved.hash == config.hash
     assert dataclasses.replace(config, seed=1).hash != config.hash
+
+
+def test_the_checkpoint_root_is_the_configs_own_before_that_of_the_environment() -> None:
+    assert CheckpointConfig(uri="gs://b/own").root_uri("gs://b/given") == "gs://b/own"
+    assert CheckpointConfig().root_uri("gs://b/given") == "gs://b/given"
+    with pytest.raises(ContractError, match=r"nowhere to write .* Give --checkpoint\.uri="):
+        CheckpointConfig().root_uri("")
 
 
 def test_flags_fill_what_the_compile_time_config_left_out() -> None:
@@ -58,7 +65,7 @@ def test_a_whole_number_may_be_spelled_as_kfp_does(text: str, value: int) -> Non
         (['--config={"steps":50}', "--steps=60"], "steps is set by --config .* and by a flag"),
         (['--config={"optim":{"lr":1}}'], r"no field 'optim.lr'"),
         (["--config=[1]"], "must be a JSON object"),
-        (["--config={"], "--config is not JSON"),
+        (["--config={"], r"--config \(the output of JobConfig.to_json\(\)\) is not JSON"),
         (["steps=3"], "not of the form --<field>=<value>"),
         (["--engine.strategy=zero9"], "must be one of 'fsdp-full', 'zero2'"),
         (["--model.tie_embeddings=maybe"], "must be true or false"),

@@ -15,7 +15,7 @@ from penstock_trainer.contract.checkpoint import (
     step_dir_uri,
     step_of,
 )
-from penstock_trainer.contract.dataset import DatasetManifest, token_type_for
+from penstock_trainer.contract.dataset import DatasetManifest, DatasetObject, TokenizerInfo, token_type_for
 from penstock_trainer.contract.events import (
     ProgressEvent,
     StepEvent,
@@ -23,6 +23,7 @@ from penstock_trainer.contract.events import (
     steps_from_jsonl,
     steps_to_jsonl,
 )
+from penstock_trainer.contract.export import ExportManifest
 from penstock_trainer.contract.fields import ContractError
 
 OBJECT = CheckpointObject(name="a/index.json", generation=1, size=2, crc32c="AAAAAA==", sha256="00")
@@ -33,12 +34,39 @@ MANIFEST = Manifest(
     tokens_seen=409600,
     config={"steps": 200},
     config_hash="0123456789abcdef",
+    tokenizer_sha256="ab" * 32,
     strategy="zero2",
     world_size=2,
     versions={"torch": "2.13.0"},
     attempt="a",
     fencing_token=3,
     index="a/index.json",
+    objects=(OBJECT,),
+)
+SHARD = DatasetObject(
+    name="train/shard-00000.tokens", size=2, crc32c="AAAAAA==", documents=1, tokens=1, text_bytes=1
+)
+DATASET = DatasetManifest(
+    format_version=1,
+    token_type="uint16",
+    tokenizer=TokenizerInfo(sha256="ab" * 32, vocab_size=320, eos_id=0),
+    train=(SHARD,),
+    evaluation=(),
+    token_counts=SHARD,
+    sources=(),
+    filters={},
+)
+EXPORT = ExportManifest(
+    format_version=1,
+    step=100,
+    tokens_seen=409600,
+    num_parameters=9,
+    config={"steps": 200},
+    config_hash="0123456789abcdef",
+    dataset_uri="gs://b/d",
+    world_size=2,
+    attempt="a",
+    checkpoint_uri="gs://b/ck/step-00000100",
     objects=(OBJECT,),
 )
 STEP = StepEvent(step=1, steps=2, loss=3.5, learning_rate=0.1, grad_norm=1.0, tokens_per_second=10.0)
@@ -53,6 +81,7 @@ def test_a_checkpoint_manifest_comes_back() -> None:
     [
         ({"format_version": 2}, "checkpoint format 2 is not known here"),
         ({"index": "other"}, "one of the objects"),
+        ({"tokenizer_sha256": None}, "tokenizer_sha256 = None is not valid: it must be a string"),
         ({"stap": 1}, "Did you mean 'step'"),
         ({"step": "100"}, "whole number"),
     ],
@@ -98,5 +127,22 @@ def test_any_other_line_is_no_event(payload: object) -> None:
 
 def test_logged_steps_come_back_from_their_file() -> None:
     assert steps_from_jsonl(steps_to_jsonl([STEP, STEP])) == [STEP, STEP]
+
+
+@pytest.mark.parametrize("line", [b'{"step": 1}', b'{"step": ', b"", b"\xff", b"[]"])
+def test_a_line_that_is_no_logged_step_is_told_by_its_number(line: bytes) -> None:
     with pytest.raises(ContractError):
-        steps_from_jsonl(b'{"step": 1}\n')
+        steps_from_jsonl(line + b"\n")
+    with pytest.raises(ContractError, match="line 2 of the logged steps is not JSON"):
+        steps_from_jsonl(steps_to_jsonl([STEP]) + b"{\n")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [(DatasetManifest, DATASET.to_json()), (ExportManifest, EXPORT.to_json())]
+)
+def test_manifests_of_another_version_are_refused(
+    kind: type[DatasetManifest | ExportManifest], text: str
+) -> None:
+    assert kind.from_json(text).to_json() == text
+    with pytest.raises(ContractError, match=r"format 2 is not known here \(this version reads 1\); "):
+        kind.from_json(json.dumps(json.loads(text) | {"format_version": 2}))
