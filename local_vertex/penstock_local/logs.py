@@ -38,14 +38,20 @@ class LogStore:
                 (timestamp, job_id, task_name, severity, line),
             )
 
-    def rows(self, *, job_id: str | None, after: int, ascending: bool) -> list[tuple[Any, ...]]:
-        """(id, timestamp, job id, task name, severity, line) from one side of position `after`."""
+    def rows(
+        self, *, job_id: str | None, since: datetime.datetime | None = None, after: int, ascending: bool
+    ) -> list[tuple[Any, ...]]:
+        """(id, timestamp, job id, task name, severity, line) from one side of position `after`, none before `since`."""
         comparison, order = (">", "ASC") if ascending else ("<", "DESC")
-        condition, values = ("", ()) if job_id is None else (" AND job_id = ?", (job_id,))
+        conditions: dict[str, Any] = {f"id {comparison} ?": after}
+        if job_id is not None:
+            conditions["job_id = ?"] = job_id
+        if since is not None:  # one zone and one form: texts compare as their times do
+            conditions["timestamp >= ?"] = since.astimezone(datetime.UTC).isoformat()
         with self._lock:
             return self._connection.execute(
-                f"SELECT * FROM entry WHERE id {comparison} ?{condition} ORDER BY id {order}",  # noqa: S608  # constants only
-                (after, *values),
+                f"SELECT * FROM entry WHERE {' AND '.join(conditions)} ORDER BY id {order}",  # noqa: S608  # constants only
+                tuple(conditions.values()),
             ).fetchall()
 
     def last_lines(self, *, job_id: str, task_name: str, count: int) -> list[str]:

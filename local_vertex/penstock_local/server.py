@@ -117,7 +117,6 @@ class LocalVertex:
 
     async def stop(self) -> None:
         """Cancel what runs, wait until no process is left, and give the state directory back."""
-        self._state.withdraw()
         for name in ("ScheduleService", "PipelineService", "JobService"):
             await asyncio.to_thread(self.services[name].shut_down)
         await self.front_door.stop()
@@ -127,6 +126,7 @@ class LocalVertex:
         await asyncio.to_thread(self._grpc_server.stop(grace=1).wait)
         for store in (self._resources, self._logs, self.objects):
             store.close()
+        self._state.withdraw()  # last: until here the state directory is in use
         self._lock.close()
 
     def status(self) -> dict[str, Any]:
@@ -157,8 +157,13 @@ class LocalVertex:
             images=images,
             logs=self._logs,
             record=record,
-            # Temporary files of tasks and replicas stay below the state directory as well.
-            client_environment={**environment.set, "TMPDIR": str(self._state.temporary)},
+            client_environment={
+                **environment.set,
+                # Temporary files of tasks and replicas stay below the state directory as well.
+                "TMPDIR": str(self._state.temporary),
+                # Replicas of a job talk over loopback; gloo would otherwise look the machine's name up.
+                "GLOO_SOCKET_IFNAME": "lo",
+            },
             work_dir=self._state.work / "jobs",
             validator=_load_validator(self.config.job_validator),
         )

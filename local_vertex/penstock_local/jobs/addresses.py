@@ -10,9 +10,9 @@ import socket
 from dataclasses import dataclass, field
 
 REPLICA_PORT = 2222
-"""The port in CLUSTER_SPEC on Vertex."""
+"""The port in CLUSTER_SPEC on Vertex, as documented."""
 OPEN_PORT = 3333
-"""`open_ports` of CLUSTER_SPEC on Vertex."""
+"""`open_ports` of CLUSTER_SPEC: as in the one dump of a real job that is public; the documentation has no such field."""
 _RESERVATION_PORT = 2221
 _ATTEMPTS = 64
 

@@ -22,6 +22,8 @@ _MAX_LINE_BYTES = 64 * 1024
 # torchrun do; so it finds what the process group does not.
 _MARK = "PENSTOCK_PROCESS_TREE"
 _KILL_ROUNDS = 100
+# What left the group and cleared its environment keeps the pipe open; its output is not waited for longer than this.
+_OUTPUT_DRAIN_SECONDS = 2.0
 _KILL_PAUSE_SECONDS = 0.01
 
 LineSink = Callable[[str, str], None]
@@ -93,14 +95,19 @@ class ManagedProcess:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
+        self._sink = sink
         self._record = record
         record.add(self.pid)
+        self._lock = threading.Lock()
+        self._reaped = False
+        self._drained = threading.Event()
+        self._ended = threading.Event()
         self._readers = [
-            threading.Thread(target=_read_lines, args=(stream, severity, sink), daemon=True)
+            threading.Thread(target=self._read_lines, args=(stream, severity), daemon=True)
             for stream, severity in ((self._process.stdout, "INFO"), (self._process.stderr, "ERROR"))
         ]
-        for reader in self._readers:
-            reader.start()
+        for thread in (*self._readers, threading.Thread(target=self._watch, daemon=True)):
+            thread.start()
 
     @property
     def pid(self) -> int:
@@ -111,42 +118,54 @@ class ManagedProcess:
         """Block until the program ends and its output is read; returns its exit code as a container shows it.
 
         What it started and left running is killed, as the end of a container would. A program that a signal ended
-        gives 128 + the signal's number.
+        gives 128 + the signal's number. Output that comes later than 2 s after the end, from what could not be found
+        to be killed, is dropped.
         """
-        code = self._process.wait()
-        self._kill_tree()
-        for reader in self._readers:
-            reader.join()
-        self._record.remove(self.pid)
+        self._ended.wait()
+        code = self._process.returncode
         return 128 - code if code < 0 else code
 
     def signal(self, number: int) -> bool:
         """Send a signal to the whole group; False when the program has ended."""
-        if self._process.poll() is not None:
-            return False
-        _signal_group(self.pid, number)
-        return True
+        with self._lock:
+            if not self._reaped:
+                _signal_group(self.pid, number)
+            return not self._reaped
 
     def stop(self, grace_seconds: float) -> None:
         """SIGTERM to the program, as a container runtime does; SIGKILL to all of it when the grace is over."""
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(grace_seconds)
+        with self._lock:
+            if not self._reaped:
+                os.kill(self.pid, signal.SIGTERM)
+        if not self._ended.wait(grace_seconds):
+            with self._lock:
+                if not self._reaped:
+                    self._kill_tree()
+
+    def _watch(self) -> None:
+        # WNOWAIT leaves the zombie in place: its process id still names its group, and nobody else's.
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        with self._lock:
             self._kill_tree()
+            self._process.wait()
+            self._reaped = True
+        deadline = time.monotonic() + _OUTPUT_DRAIN_SECONDS
+        for reader in self._readers:
+            reader.join(max(0.0, deadline - time.monotonic()))
+        self._drained.set()
+        self._record.remove(self.pid)
+        self._ended.set()
 
     def _kill_tree(self) -> None:
         _signal_group(self.pid, signal.SIGKILL)
         _kill_marked(f"{_MARK}={self._mark}\0")
 
-
-def _read_lines(stream: IO[bytes], severity: str, sink: LineSink) -> None:
-    with stream:
-        while line := stream.readline(_MAX_LINE_BYTES):
-            text = line.decode(errors="replace").rstrip("\r\n")
-            if text:
-                sink(severity, text)
+    def _read_lines(self, stream: IO[bytes], severity: str) -> None:
+        with stream:
+            while (line := stream.readline(_MAX_LINE_BYTES)) and not self._drained.is_set():
+                text = line.decode(errors="replace").rstrip("\r\n")
+                if text:
+                    self._sink(severity, text)
 
 
 def _signal_group(pid: int, number: int) -> None:

@@ -1,8 +1,9 @@
 """The replicas of a job, and the environment that Vertex gives each of them.
 
 Documented: CLUSTER_SPEC, TF_CONFIG (distributed jobs), CLOUD_ML_PROJECT_ID, CLOUD_ML_JOB_ID, AIP_*_DIR. Seen in
-practice, and given here too because a trainer has to cope with them: RANK and WORLD_SIZE that count nodes, and
-MASTER_ADDR and MASTER_PORT of the primary.
+Google's samples, and given here too because a trainer has to cope with them: RANK and WORLD_SIZE that count nodes, and
+MASTER_ADDR and MASTER_PORT of the primary. Our choice, because no source says it: that RANK and WORLD_SIZE leave out the
+pools after the second, and that MASTER_PORT is the open port.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Replica:
     command: tuple[str, ...]
     args: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
+    accelerator_count: int
 
     @property
     def name(self) -> str:
@@ -62,10 +64,8 @@ def replica_environment(
         "CLUSTER_SPEC": json.dumps(_cluster_spec(replica, cluster, addresses)),
         "CLOUD_ML_PROJECT_ID": str(project_number),
         "CLOUD_ML_JOB_ID": job_id,
-        # Replicas of a job talk over loopback; gloo would otherwise look the machine's name up.
-        "GLOO_SOCKET_IFNAME": "lo",
         **_directories(spec.base_output_directory.output_uri_prefix),
-        **_node_level_variables(replica, cluster),
+        **_node_level_variables(replica, cluster, addresses.open_port),
     }
     if len(replicas) > 1:
         environment["TF_CONFIG"] = json.dumps(_tf_config(replica, cluster))
@@ -83,6 +83,7 @@ def _replicas(spec: CustomJobSpec) -> Iterator[Replica]:
                 command=tuple(container.command),
                 args=tuple(container.args),
                 env=tuple((variable.name, variable.value) for variable in container.env),
+                accelerator_count=pool_spec.machine_spec.accelerator_count,
             )
 
 
@@ -125,11 +126,11 @@ def _directories(base: str) -> dict[str, str]:
     }
 
 
-def _node_level_variables(replica: Replica, cluster: dict[str, list[str]]) -> dict[str, str]:
+def _node_level_variables(replica: Replica, cluster: dict[str, list[str]], port: int) -> dict[str, str]:
     """What PyTorch containers find on Vertex: node counts under names that torch uses for processes."""
-    host, _, port = cluster["workerpool0"][0].rpartition(":")
+    master = {"MASTER_ADDR": cluster["workerpool0"][0].rpartition(":")[0], "MASTER_PORT": str(port)}
     workers = len(cluster.get("workerpool1", ()))
     if replica.pool > 1:
-        return {"MASTER_ADDR": host, "MASTER_PORT": port}
+        return master
     rank = 0 if replica.pool == 0 else replica.index + 1
-    return {"MASTER_ADDR": host, "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": str(1 + workers)}
+    return {**master, "RANK": str(rank), "WORLD_SIZE": str(1 + workers)}

@@ -15,6 +15,7 @@ from typing import Protocol
 from google.cloud.aiplatform_v1.types import CustomJobSpec
 
 from penstock_local.jobs.addresses import AddressBlock, allocate
+from penstock_local.jobs.devices import divide, visible_devices
 from penstock_local.jobs.images import ImageMap
 from penstock_local.jobs.processes import ManagedProcess, ProcessRecord, base_environment
 from penstock_local.jobs.replicas import Replica, replica_environment, replicas_of
@@ -68,8 +69,7 @@ class CustomJobRun:
     client_environment: Mapping[str, str]
     project_number: int
     work_dir: Path
-    restart_count: int = 0
-    """Starts of replicas after the first, for tests and status."""
+    _devices_of: dict[str, str] = field(default_factory=dict)
     _events: queue.Queue[_Exit | _Cancel] = field(default_factory=queue.Queue)
     _processes: dict[str, ManagedProcess] = field(default_factory=dict)
     _waiters: list[threading.Thread] = field(default_factory=list)
@@ -80,6 +80,7 @@ class CustomJobRun:
         replicas = replicas_of(self.spec)
         addresses = allocate(len(replicas))
         try:
+            self._share_devices(replicas)
             self._start_all(replicas, addresses)
             listener.running()
             return self._follow(replicas, addresses)
@@ -141,6 +142,16 @@ class CustomJobRun:
         except queue.Empty:
             return None
 
+    def _share_devices(self, replicas: Sequence[Replica]) -> None:
+        wanted = [replica.accelerator_count for replica in replicas]
+        devices = visible_devices() if any(wanted) else ()
+        shares = divide(devices, wanted)
+        if shares is None:  # rather none than one for two ranks
+            line = f"the job asks for {sum(wanted)} accelerators and {len(devices)} are here; its replicas get none"
+            self._log(replicas[0].name, "NOTICE", line)
+        for replica, share in zip(replicas, shares or [()] * len(replicas), strict=True):
+            self._devices_of[replica.name] = ",".join(share)
+
     def _start_all(self, replicas: Sequence[Replica], addresses: AddressBlock) -> None:
         for replica in replicas:
             self._start(replica, replicas, addresses)
@@ -161,6 +172,7 @@ class CustomJobRun:
                 job_id=self.job_id,
                 project_number=self.project_number,
             ),
+            "CUDA_VISIBLE_DEVICES": self._devices_of[replica.name],
             **dict(replica.env),
         }
         process = ManagedProcess(
@@ -197,7 +209,6 @@ class CustomJobRun:
         return f"The replica {replica.name} exited with a non-zero status of {code}. Its last lines:\n{told}"
 
     def _announce(self, replica: Replica, code: int, consequence: str) -> None:
-        self.restart_count += 1
         self._log(replica.name, "WARNING", f"{replica.name} ended with status {code}; {consequence}")
 
     def _log(self, replica_name: str, severity: str, line: str) -> None:

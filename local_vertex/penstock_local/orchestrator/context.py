@@ -5,11 +5,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 
-def gcs_mount_path(uri: str) -> str:
-    """Where Vertex AI mounts a gs:// URI inside every task: `/gcs/BUCKET/OBJECT`. Other URIs stay as they are."""
-    return f"/gcs/{uri[5:]}" if uri.startswith("gs://") else uri
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunContext:
     """Who and where a run is."""
@@ -26,8 +21,8 @@ class RunContext:
     create_time: datetime
     schedule_time: datetime | None = None
     """When the schedule wanted the run to start; None for a run that somebody started."""
-    local_path: Callable[[str], str] = gcs_mount_path
-    """Maps an artifact's URI to the path at which tasks find it."""
+    read_object: Callable[[str], bytes]
+    """The content of a gs:// URI, for `.value` of an artifact. Raises OSError."""
 
     @property
     def job_id(self) -> str:

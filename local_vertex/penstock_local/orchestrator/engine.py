@@ -81,9 +81,8 @@ class PipelineRun:
         listener: Listener,
         work_dir: Path,
         failure_policy: FailurePolicy = FailurePolicy.SLOW,
-        enable_caching: bool | None = None,
     ) -> None:
-        """`parameters` are those of `Pipeline.resolve_parameters`; `enable_caching` overrides every task's own."""
+        """`parameters` are those of `Pipeline.resolve_parameters`."""
         self._pipeline = pipeline
         self._context = context
         self._parameters = parameters
@@ -91,7 +90,6 @@ class PipelineRun:
         self._listener = listener
         self._work_dir = work_dir
         self._failure_policy = failure_policy
-        self._enable_caching = enable_caching
         self._attempts = Attempts(executor)
         self._root = DagNode(root_task(context.job_id, pipeline.root), _new_task_id(), None)
         self._to_advance: deque[Group] = deque()
@@ -261,8 +259,7 @@ class PipelineRun:
 
     def _run_container(self, node: ContainerNode) -> None:
         assert node.plan is not None
-        is_cached = node.task.enable_cache if self._enable_caching is None else self._enable_caching
-        if is_cached:
+        if node.task.enable_cache:
             node.cache_key = cache_key(self._pipeline.name, node.task.component, node.inputs)
             outputs = self._cache.get(node.cache_key)
             if outputs is not None:

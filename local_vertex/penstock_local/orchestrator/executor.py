@@ -7,6 +7,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 
+def view_root(work_dir: Path) -> Path:
+    """The directory that stands for `/gcs` in the task that works in `work_dir`."""
+    return work_dir / "gcs"
+
+
+def path_in_view(root: Path, uri: str) -> str:
+    """Where a task finds a gs:// URI: `ROOT/BUCKET/OBJECT`. Other URIs stay as they are."""
+    return f"{root}/{uri[5:]}" if uri.startswith("gs://") else uri
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskLaunch:
     """Everything that one attempt of one container task needs; all placeholders are resolved."""

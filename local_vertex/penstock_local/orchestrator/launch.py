@@ -1,5 +1,6 @@
 """Prepares one container task: ids, ExecutorInput, command line and cache key, all fixed before its first attempt."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from penstock_local.orchestrator.exchange import (
     executor_outputs,
     read_outputs,
 )
-from penstock_local.orchestrator.executor import TaskLaunch
+from penstock_local.orchestrator.executor import TaskLaunch, path_in_view, view_root
 from penstock_local.orchestrator.inputs import Inputs, Sources, Values, resolve_inputs
 from penstock_local.orchestrator.placeholders import Scope
 
@@ -48,7 +49,7 @@ class ContainerPlan:
 def task_scope(context: RunContext, task_name: str, task_id: int) -> Scope:
     """The placeholders of a task before its inputs and outputs are known."""
     names = {"pipeline_task_name": task_name, "pipeline_task_uuid": str(task_id)}
-    return Scope(constants={**context.placeholders(), **names}, local_path=context.local_path)
+    return Scope(constants={**context.placeholders(), **names}, read_object=context.read_object)
 
 
 def plan_container(
@@ -60,7 +61,11 @@ def plan_container(
     work_dir = work_dir / f"{task.name}_{task_id}"
     announced = announce_outputs(component, context, task.name, task_id)
     outputs = executor_outputs(component, announced, work_dir)
-    scope = replace(task_scope(context, task.name, task_id), outputs=outputs)
+    scope = replace(
+        task_scope(context, task.name, task_id),
+        outputs=outputs,
+        local_path=functools.partial(path_in_view, view_root(work_dir)),
+    )
     inputs = resolve_inputs(task, sources, scope)
     _check_artifact_count(inputs, len(announced))
     executor_input = {"inputs": executor_inputs(inputs), "outputs": outputs}

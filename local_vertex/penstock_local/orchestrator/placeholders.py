@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from penstock_local.orchestrator.artifact import Artifact
@@ -26,6 +25,16 @@ def no_parameter(name: str) -> Any:
     raise PlaceholderError(f"the input parameter {name!r} does not exist here")
 
 
+def no_path(uri: str) -> str:
+    """The path of an artifact where no container runs."""
+    raise PlaceholderError(f"{uri} has a path only in the strings and inputs of a container task")
+
+
+def no_content(uri: str) -> bytes:
+    """The content of an artifact in a scope that has none."""
+    raise FileNotFoundError(f"nothing is stored for {uri}")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scope:
     """What placeholders can refer to at one place. Every method raises `PlaceholderError`."""
@@ -41,8 +50,10 @@ class Scope:
     """Input parameters whose constant contains the ExecutorInput, as written; see `contains_whole_input`."""
     executor_input: Mapping[str, Any] | None = None
     """None while it is being built: then `{{$}}` and `{{$.json_escape[1]}}` stay as they are."""
-    local_path: Callable[[str], str] = str
+    local_path: Callable[[str], str] = no_path
     """Maps an artifact's gs:// URI to the path at which a task finds it."""
+    read_object: Callable[[str], bytes] = no_content
+    """The content of a gs:// URI. Raises OSError."""
 
     def resolve(self, value: Any, *, depth: int = 0) -> Any:
         """`value` with the placeholders in all its strings replaced; `depth` > 0 inside a LIST or STRUCT."""
@@ -150,7 +161,7 @@ class Scope:
 
     def _content(self, placeholder: str, uri: str) -> str:
         try:
-            return Path(self.local_path(uri)).read_text()
+            return self.read_object(uri).decode()
         except (OSError, UnicodeDecodeError) as exc:
             raise PlaceholderError(f"{placeholder}: cannot read {uri}: {exc}") from exc
 

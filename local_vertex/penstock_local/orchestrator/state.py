@@ -9,12 +9,11 @@ from penstock_local.orchestrator.inputs import Values
 
 
 class TaskState(enum.IntEnum):
-    """Values are those of `PipelineTaskDetail.State`."""
+    """Values are those of `PipelineTaskDetail.State`; its CANCEL_PENDING never lasts here."""
 
     PENDING = 1
     RUNNING = 2
     SUCCEEDED = 3
-    CANCEL_PENDING = 4
     CANCELLING = 5
     CANCELLED = 6
     FAILED = 7
@@ -41,12 +40,10 @@ MOVES: Mapping[TaskState, frozenset[TaskState]] = {
         {
             TaskState.SUCCEEDED,
             TaskState.FAILED,
-            TaskState.CANCEL_PENDING,
             TaskState.CANCELLING,
             TaskState.CANCELLED,
         }
     ),
-    TaskState.CANCEL_PENDING: frozenset({TaskState.CANCELLING, TaskState.CANCELLED}),
     # Whatever a task does after it was told to stop, it was cancelled: GCPC launchers exit with 0 on SIGTERM.
     TaskState.CANCELLING: frozenset({TaskState.CANCELLED}),
     TaskState.SUCCEEDED: frozenset(),
@@ -104,11 +101,6 @@ class TaskSnapshot:
     inputs: Values
     outputs: Values
     attempts: tuple[Attempt, ...]
-
-    @property
-    def is_cached(self) -> bool:
-        """Whether the outputs are those of an earlier run."""
-        return self.state is TaskState.SKIPPED
 
 
 class TaskLife:

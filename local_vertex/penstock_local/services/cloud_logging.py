@@ -1,10 +1,13 @@
 """google.logging.v2.LoggingServiceV2: the lines of tasks and replicas, served by entries:list.
 
-The labels are those under which Vertex files a CustomJob's lines: resource type `ml_job`, `job_id`, `task_name`.
+The labels are those under which Vertex files a CustomJob's lines: resource type `ml_job`, `job_id`, `task_name`
+(documented for CustomJobs). That a pipeline task's lines are filed by the same labels, under the id of its main job, is our
+reading: that main job is a CustomJob.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 from typing import Any
@@ -21,7 +24,8 @@ from penstock_local.services.resources import page_position
 
 _PAGE_SIZE = 50
 _PINNED_JOB = re.compile(r'(?<![-.\w])resource\.labels\.job_id="(\d+)"')
-_WIDENING = re.compile(r"\b(?:OR|NOT)\b")
+_SINCE = re.compile(r'(?<![-.\w])timestamp>=?"([^"]+)"')
+_WIDENING = re.compile(r"\b(?:OR|NOT)\b|-\s*\(")
 
 
 class LoggingService:
@@ -45,7 +49,12 @@ class LoggingService:
         ascending = not request.order_by.endswith("desc")
         predicate = parse_filter(request.filter)
         after = page_position(request, default=0 if ascending else 1 << 62)
-        rows = self._logs.rows(job_id=_job_id_in(request.filter), after=after, ascending=ascending)
+        rows = self._logs.rows(
+            job_id=_job_id_in(request.filter),
+            since=_since_in(request.filter),
+            after=after,
+            ascending=ascending,
+        )
         page_size = request.page_size or _PAGE_SIZE
         entries: list[LogEntry] = []
         for row in rows:
@@ -90,3 +99,15 @@ def _job_id_in(text: str) -> str | None:
     """The job id that the filter pins, to read only that job's rows; None reads all."""
     match = _PINNED_JOB.search(text)
     return match[1] if match and not _WIDENING.search(text) else None
+
+
+def _since_in(text: str) -> datetime.datetime | None:
+    """A time before which no entry matches the filter, to leave the older rows unread; None reads all."""
+    match = _SINCE.search(text)
+    if match is None or _WIDENING.search(text):
+        return None
+    try:
+        time = datetime.datetime.fromisoformat(match[1])
+    except ValueError:
+        return None  # compared as text, as any other value
+    return time if time.tzinfo else time.replace(tzinfo=datetime.UTC)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ from penstock_local.api.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
-    UnavailableError,
-    UnimplementedError,
 )
 from penstock_local.api.messages import to_json
 from penstock_local.jobs.images import ImageMap, UnknownImageError
@@ -28,8 +25,15 @@ from penstock_local.jobs.processes import ProcessRecord
 from penstock_local.jobs.replicas import MAX_POOLS
 from penstock_local.jobs.runner import CustomJobRun, JobOutcome
 from penstock_local.logs import LogStore
+from penstock_local.services.fields import (
+    CUSTOM_JOB_FIELDS,
+    OUTPUT_ONLY,
+    drop_output_only,
+    refuse_unknown_fields,
+)
 from penstock_local.services.names import Place
 from penstock_local.services.resources import ResourceStore, list_page, now
+from penstock_local.services.running import RunningJobs
 
 logger = logging.getLogger(__name__)
 
@@ -65,13 +69,6 @@ MOVES: Mapping[int, frozenset[int]] = {
 _LAUNCHER_AGENT = "google-cloud-pipeline-components"
 _LAUNCHER_HOLD_SECONDS = 300.0
 
-# What changes where or how a job runs and cannot be honoured by processes on one machine.
-_UNSUPPORTED_SPEC_FIELDS = (
-    "network", "reserved_ip_ranges", "psc_interface_config", "persistent_resource_id", "tensorboard", "experiment",
-    "experiment_run", "models", "enable_web_access", "enable_dashboard_access", "protected_artifact_location_id",
-)  # fmt: skip
-_UNSUPPORTED_POOL_FIELDS = ("nfs_mounts", "lustre_mounts", "python_package_spec")
-
 JobValidator = Callable[[dict[str, Any]], Sequence[str]]
 """Findings for a CustomJob as REST JSON; handed in when the stand-in starts."""
 
@@ -95,15 +92,13 @@ class JobService:
     store: ResourceStore
     place: Place
     runtime: JobRuntime
-    _runs: dict[str, CustomJobRun] = field(default_factory=dict)
-    _threads: dict[str, threading.Thread] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _is_shut_down: bool = False
+    _running: RunningJobs[CustomJobRun] = field(default_factory=RunningJobs)
 
     def create_custom_job(self, request: job_service.CreateCustomJobRequest, _: CallContext) -> CustomJob:
         """Check the job, keep it, and start it at once."""
         parent = self.place.parent(request.parent)
         job = CustomJob(request.custom_job)
+        drop_output_only(job, OUTPUT_ONLY)
         self._check(job)
         job_id = self.store.next_id()
         job.name = f"{parent}/customJobs/{job_id}"
@@ -119,13 +114,9 @@ class JobService:
             project_number=self.place.project_number,
             work_dir=self.runtime.work_dir / job_id,
         )
-        thread = threading.Thread(target=self._run, args=(job.name, run), name=f"job-{job_id}", daemon=True)
-        with self._lock:
-            if self._is_shut_down:
-                raise UnavailableError("the stand-in is shutting down.")
-            self.store.insert(job, parent=parent)
-            self._runs[job.name], self._threads[job.name] = run, thread
-            thread.start()
+        self._running.start(
+            job.name, run, insert=lambda: self.store.insert(job, parent=parent), follow=self._follow
+        )
         return job
 
     def get_custom_job(self, request: job_service.GetCustomJobRequest, context: CallContext) -> CustomJob:
@@ -148,8 +139,7 @@ class JobService:
         name = self.place.name(request.name)
         if not _is_final(self.store.get(CustomJob, name)):
             self._move(name, JobState.JOB_STATE_CANCELLING)
-            with self._lock:
-                run = self._runs.get(name)
+            run = self._running.get(name)
             if run is not None:
                 run.cancel()
         return empty_pb2.Empty()
@@ -166,8 +156,7 @@ class JobService:
 
     def signal_replica(self, name: str, replica: str, number: int) -> None:
         """Send a signal to a replica of a running job. Raises NotFoundError when there is none of that name."""
-        with self._lock:
-            run = self._runs.get(self.place.name(name))
+        run = self._running.get(self.place.name(name))
         if run is None or not run.signal_replica(replica, number):
             raise NotFoundError(f"{name} has no running replica {replica!r}.")
 
@@ -180,23 +169,15 @@ class JobService:
 
     def shut_down(self) -> None:
         """Cancel every job and wait until no replica is left."""
-        with self._lock:
-            self._is_shut_down = True
-            runs, threads = list(self._runs.values()), list(self._threads.values())
-        for run in runs:
-            run.cancel()
-        for thread in threads:
-            thread.join()
+        self._running.shut_down(CustomJobRun.cancel)
 
-    def _run(self, name: str, run: CustomJobRun) -> None:
+    def _follow(self, name: str, run: CustomJobRun) -> None:
         try:
             outcome = run.run(_Listener(self, name))
         except Exception as exc:
             logger.exception("%s ended inside the stand-in", name)
             outcome = JobOutcome(error=f"the stand-in failed: {exc!r}")
         self.store.update(CustomJob, name, lambda job: _close(job, outcome))
-        with self._lock:
-            del self._runs[name], self._threads[name]
 
     def move_to_running(self, name: str) -> None:
         """All replicas run."""
@@ -224,10 +205,7 @@ class JobService:
                 f"customJob.jobSpec.workerPoolSpecs has {len(job.job_spec.worker_pool_specs)} pools; at most {MAX_POOLS} "
                 "are allowed: primary, workers, reducers or parameter servers, evaluators."
             )
-        for path in _unsupported_fields(job):
-            raise UnimplementedError(
-                f"{path} cannot be honoured by the stand-in; leave it out for a local run."
-            )
+        refuse_unknown_fields(job, "customJob", CUSTOM_JOB_FIELDS)
         if job.job_spec.worker_pool_specs[0].replica_count != 1:
             count = job.job_spec.worker_pool_specs[0].replica_count
             raise InvalidArgumentError(
@@ -275,33 +253,6 @@ def done_operation(name: str, response: Any) -> operations_pb2.Operation:
 
 def _is_final(job: CustomJob) -> bool:
     return job.state in FINAL_STATES
-
-
-def _unsupported_fields(job: CustomJob) -> Iterator[str]:
-    if job.encryption_spec.kms_key_name:
-        yield "customJob.encryptionSpec"
-    spec_fields = CustomJob.pb(job).job_spec
-    for name in _UNSUPPORTED_SPEC_FIELDS:
-        if _is_set(spec_fields, name):
-            yield f"customJob.jobSpec.{_camel(name)}"
-    for index, pool in enumerate(spec_fields.worker_pool_specs):
-        for name in _UNSUPPORTED_POOL_FIELDS:
-            if _is_set(pool, name):
-                yield f"customJob.jobSpec.workerPoolSpecs[{index}].{_camel(name)}"
-
-
-def _is_set(message: Any, name: str) -> bool:
-    """Whether a field has a value; GCPC's launcher sends empty messages for what its user left out."""
-    return any(
-        descriptor.name == name
-        and (descriptor.message_type is None or descriptor.is_repeated or value.ByteSize())
-        for descriptor, value in message.ListFields()
-    )
-
-
-def _camel(name: str) -> str:
-    head, *rest = name.split("_")
-    return head + "".join(word.capitalize() for word in rest)
 
 
 def _close(job: CustomJob, outcome: JobOutcome) -> None:

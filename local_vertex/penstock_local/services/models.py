@@ -38,7 +38,8 @@ class ModelService:
 
     store: ResourceStore
     place: Place
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    """Held from the first look at a model's versions to the last change: an alias stands on one version at most."""
 
     def upload_model(
         self, request: model_service.UploadModelRequest, _: CallContext
@@ -50,18 +51,16 @@ class ModelService:
             raise InvalidArgumentError("model.displayName is empty; give the model a name.")
         for alias in model.version_aliases:
             _check_alias(alias)
-        with self._lock:  # two uploads at once are two versions
+        with self._lock:
             model_name, number = self._next_version(parent, request)
             self.store.put_text(_counter_key(model_name), str(number))
-        aliases = [alias for alias in model.version_aliases if alias != DEFAULT_ALIAS]
-        becomes_default = number == 1 or DEFAULT_ALIAS in model.version_aliases
-        model.name, model.version_id = f"{model_name}@{number}", str(number)
-        model.version_aliases = []
-        model.create_time = model.update_time = model.version_create_time = model.version_update_time = now()
-        self.store.insert(model, parent=parent)
-        self._set_aliases(
-            model.name, add=[*aliases, *([DEFAULT_ALIAS] if becomes_default else [])], remove=[]
-        )
+            aliases = {*model.version_aliases, *([DEFAULT_ALIAS] if number == 1 else [])}
+            model.name, model.version_id = f"{model_name}@{number}", str(number)
+            model.version_aliases = []
+            model.create_time = model.update_time = now()
+            model.version_create_time = model.version_update_time = model.create_time
+            self.store.insert(model, parent=parent)
+            self._set_aliases(model.name, add=sorted(aliases), remove=[])
         response = model_service.UploadModelResponse(model=model_name, model_version_id=str(number))
         return done_operation(model_name, model_service.UploadModelResponse.pb(response))
 
@@ -94,11 +93,12 @@ class ModelService:
             raise InvalidArgumentError(
                 "versionAliases: `default` cannot be removed, only moved to another version."
             )
-        name = self._version(request.name).name
-        self._set_aliases(
-            name, add=[a for a in add if a not in both], remove=[r for r in remove if r not in both]
-        )
-        return _shown(self.store.get(Model, name))
+        with self._lock:
+            name = self._version(request.name).name
+            self._set_aliases(
+                name, add=[a for a in add if a not in both], remove=[r for r in remove if r not in both]
+            )
+            return _shown(self.store.get(Model, name))
 
     def update_model(self, request: model_service.UpdateModelRequest, _: CallContext) -> Model:
         """Change the fields that the mask names; a version's own fields and the model's are not told apart."""
@@ -112,25 +112,28 @@ class ModelService:
                 setattr(model, path, getattr(request.model, path))
             model.update_time = model.version_update_time = now()
 
-        return _shown(self.store.update(Model, self._version(request.model.name).name, change))
+        with self._lock:
+            return _shown(self.store.update(Model, self._version(request.model.name).name, change))
 
     def delete_model(
         self, request: model_service.DeleteModelRequest, _: CallContext
     ) -> operations_pb2.Operation:
         """Forget a model with all its versions."""
         name = _without_version(self.place.name(request.name))
-        for version in self._versions(name):
-            self.store.delete(Model, version.name)
+        with self._lock:
+            for version in self._versions(name):
+                self.store.delete(Model, version.name)
         return done_operation(name, empty_pb2.Empty())
 
     def delete_model_version(
         self, request: model_service.DeleteModelVersionRequest, _: CallContext
     ) -> operations_pb2.Operation:
         """Forget one version. Raises FailedPreconditionError for the default one."""
-        version = self._version(request.name)
-        if DEFAULT_ALIAS in version.version_aliases:
-            raise FailedPreconditionError(f"{version.name} is the default version; move `default` first.")
-        self.store.delete(Model, version.name)
+        with self._lock:
+            version = self._version(request.name)
+            if DEFAULT_ALIAS in version.version_aliases:
+                raise FailedPreconditionError(f"{version.name} is the default version; move `default` first.")
+            self.store.delete(Model, version.name)
         return done_operation(version.name, empty_pb2.Empty())
 
     def _next_version(self, parent: str, request: model_service.UploadModelRequest) -> tuple[str, int]:
@@ -155,7 +158,8 @@ class ModelService:
 
     def _version(self, given: str) -> Model:
         name, _, version = self.place.name(given).partition("@")
-        versions = self._versions(name)
+        with self._lock:  # not between an alias's leaving one version and its coming to another
+            versions = self._versions(name)
         wanted = version or DEFAULT_ALIAS
         for candidate in versions:
             if wanted == candidate.version_id or wanted in candidate.version_aliases:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import logging
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,6 @@ from penstock_local.api.dispatch import CallContext
 from penstock_local.api.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
-    UnavailableError,
     UnimplementedError,
 )
 from penstock_local.api.messages import to_json
@@ -38,10 +37,18 @@ from penstock_local.orchestrator.errors import SpecError, UnsupportedSpecError
 from penstock_local.orchestrator.spec import Pipeline, load_pipeline
 from penstock_local.orchestrator.state import TaskSnapshot, TaskState
 from penstock_local.services.custom_jobs import JobRuntime, done_operation
+from penstock_local.services.fields import (
+    OUTPUT_ONLY,
+    PIPELINE_JOB_FIELDS,
+    drop_output_only,
+    refuse_unknown_fields,
+)
 from penstock_local.services.names import Place, checked_job_id
 from penstock_local.services.resources import ResourceStore, list_page, now
+from penstock_local.services.running import RunningJobs
 from penstock_local.services.task_details import task_detail
 from penstock_local.storage import ObjectStore
+from penstock_local.storage.errors import StorageError
 from penstock_local.tasks.executor import ProcessExecutor
 
 logger = logging.getLogger(__name__)
@@ -58,9 +65,6 @@ _OUTCOMES = {
     TaskState.FAILED: PipelineState.PIPELINE_STATE_FAILED,
     TaskState.CANCELLED: PipelineState.PIPELINE_STATE_CANCELLED,
 }
-_UNSUPPORTED_FIELDS = (
-    "encryptionSpec", "network", "reservedIpRanges", "pscInterfaceConfig", "templateUri", "preflightValidations",
-)  # fmt: skip
 
 
 @dataclass
@@ -72,25 +76,54 @@ class PipelineService:
     runtime: JobRuntime
     objects: ObjectStore
     work_dir: Path
-    _runs: dict[str, PipelineRun] = field(default_factory=dict)
-    _threads: dict[str, threading.Thread] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _is_shut_down: bool = False
+    _running: RunningJobs[PipelineRun] = field(default_factory=RunningJobs)
 
     def create_pipeline_job(
         self, request: pipeline_service.CreatePipelineJobRequest, _: CallContext
     ) -> PipelineJob:
         """Check the spec, its images and its parameters, keep the job, and start it at once."""
+        return self._create(request)
+
+    def create_scheduled_job(
+        self,
+        request: pipeline_service.CreatePipelineJobRequest,
+        *,
+        schedule_name: str,
+        schedule_time: datetime.datetime,
+    ) -> PipelineJob:
+        """As create_pipeline_job, for a run that the schedule wanted to start at `schedule_time`."""
+        return self._create(request, schedule_name=schedule_name, schedule_time=schedule_time)
+
+    def _create(
+        self,
+        request: pipeline_service.CreatePipelineJobRequest,
+        *,
+        schedule_name: str = "",
+        schedule_time: datetime.datetime | None = None,
+    ) -> PipelineJob:
         parent = self.place.parent(request.parent)
         job = PipelineJob(request.pipeline_job)
-        pipeline, parameters = self._check(to_json(job))
+        drop_output_only(job, OUTPUT_ONLY)
+        pipeline, parameters = self._check(job)
         number = self.store.next_id()
         job_id = request.pipeline_job_id or f"{pipeline.name}-{now():%Y%m%d%H%M%S}-{number[-6:]}"
         job.name = f"{parent}/pipelineJobs/{checked_job_id(job_id)}"
         job.display_name = job.display_name or job_id
+        job.schedule_name = schedule_name
         job.state = PipelineState.PIPELINE_STATE_RUNNING
         job.create_time = job.start_time = job.update_time = now()
-        self._start(job, pipeline, parameters, number)
+        context = RunContext(
+            resource_name=job.name,
+            pipeline_job_uuid=number,
+            project_id=self.place.project_id,
+            project_number=str(self.place.project_number),
+            location=job.name.split("/")[3],
+            pipeline_root=job.runtime_config.gcs_output_directory.rstrip("/"),
+            create_time=job.create_time,
+            schedule_time=schedule_time,
+            read_object=self._read_object,
+        )
+        self._start(job, context, pipeline, parameters)
         return job
 
     def get_pipeline_job(
@@ -116,8 +149,7 @@ class PipelineService:
                 job.state, job.update_time = PipelineState.PIPELINE_STATE_CANCELLING, now()
 
         self.store.update(PipelineJob, name, change)
-        with self._lock:
-            run = self._runs.get(name)
+        run = self._running.get(name)
         if run is not None:
             run.cancel()
         return empty_pb2.Empty()
@@ -149,25 +181,12 @@ class PipelineService:
 
     def shut_down(self) -> None:
         """Cancel every job, exit tasks too, and wait until no task is left."""
-        with self._lock:
-            self._is_shut_down = True
-            runs, threads = list(self._runs.values()), list(self._threads.values())
-        for run in runs:
-            run.cancel(exit_tasks_too=True)
-        for thread in threads:
-            thread.join()
+        self._running.shut_down(lambda run: run.cancel(exit_tasks_too=True))
 
-    def _check(self, job: dict[str, Any]) -> tuple[Pipeline, dict[str, Any]]:
-        for name in _UNSUPPORTED_FIELDS:
-            if job.get(name):
-                raise UnimplementedError(
-                    f"pipelineJob.{name} cannot be honoured by the stand-in; leave it out for a local run."
-                )
+    def _check(self, posted: PipelineJob) -> tuple[Pipeline, dict[str, Any]]:
+        refuse_unknown_fields(posted, "pipelineJob", PIPELINE_JOB_FIELDS)
+        job = to_json(posted)
         runtime = job.get("runtimeConfig", {})
-        if runtime.get("inputArtifacts"):
-            raise UnimplementedError(
-                "pipelineJob.runtimeConfig.inputArtifacts cannot be honoured by the stand-in."
-            )
         self._check_root(runtime.get("gcsOutputDirectory", ""))
         try:
             pipeline = load_pipeline(job.get("pipelineSpec", {}))
@@ -195,17 +214,16 @@ class PipelineService:
         except UnknownImageError as exc:
             raise InvalidArgumentError(f"{path}: {exc}") from exc
 
-    def _start(self, job: PipelineJob, pipeline: Pipeline, parameters: dict[str, Any], number: str) -> None:
-        context = RunContext(
-            resource_name=job.name,
-            pipeline_job_uuid=number,
-            project_id=self.place.project_id,
-            project_number=str(self.place.project_number),
-            location=job.name.split("/")[3],
-            pipeline_root=job.runtime_config.gcs_output_directory.rstrip("/"),
-            create_time=job.create_time,
-            schedule_time=job.create_time if job.schedule_name else None,
-        )
+    def _read_object(self, uri: str) -> bytes:
+        bucket, _, name = uri.removeprefix("gs://").partition("/")
+        try:
+            return self.objects.read(bucket, name)
+        except StorageError as exc:
+            raise OSError(str(exc)) from exc
+
+    def _start(
+        self, job: PipelineJob, context: RunContext, pipeline: Pipeline, parameters: dict[str, Any]
+    ) -> None:
         run = PipelineRun(
             pipeline,
             context=context,
@@ -222,15 +240,12 @@ class PipelineService:
             work_dir=self.work_dir / context.job_id,
             failure_policy=_failure_policy(job),
         )
-        thread = threading.Thread(target=self._run, args=(job.name, run), name=context.job_id, daemon=True)
-        with self._lock:
-            if self._is_shut_down:
-                raise UnavailableError("the stand-in is shutting down.")
-            self.store.insert(job, parent=job.name.rpartition("/pipelineJobs/")[0])
-            self._runs[job.name], self._threads[job.name] = run, thread
-            thread.start()
+        parent = job.name.rpartition("/pipelineJobs/")[0]
+        self._running.start(
+            job.name, run, insert=lambda: self.store.insert(job, parent=parent), follow=self._follow
+        )
 
-    def _run(self, name: str, run: PipelineRun) -> None:
+    def _follow(self, name: str, run: PipelineRun) -> None:
         try:
             outcome: RunOutcome | None = run.run()
         except Exception:
@@ -242,8 +257,6 @@ class PipelineService:
             )
         else:
             self._close(name, _OUTCOMES[outcome.state], outcome.error.message if outcome.error else "")
-        with self._lock:
-            del self._runs[name], self._threads[name]
 
     def _close(self, name: str, state: PipelineState, message: str) -> None:
         def change(job: PipelineJob) -> None:

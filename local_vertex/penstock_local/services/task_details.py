@@ -16,6 +16,7 @@ from google.rpc import status_pb2
 
 from penstock_local.orchestrator.inputs import Values
 from penstock_local.orchestrator.state import TaskError, TaskSnapshot
+from penstock_local.tasks.executor import main_job_id
 
 _ARTIFACT_STATE_LIVE = Artifact.State.LIVE
 
@@ -36,11 +37,16 @@ def task_detail(task: TaskSnapshot, *, location_name: str) -> PipelineTaskDetail
         execution=_execution(task, location_name),
     )
     if task.attempts:
-        # On Vertex a task's container runs as a CustomJob; its id is where the task's log lines are filed.
+        # Documented: the names of the CustomJobs of the container, that of the last attempt and those that failed
+        # before it. That their ids are where the task's lines are filed is our reading, from the labels of CustomJobs.
+        *failed, last = [
+            f"{location_name}/customJobs/{main_job_id(str(task.task_id), attempt.number)}"
+            for attempt in task.attempts
+        ]
         detail.executor_detail = PipelineTaskExecutorDetail(
             container_detail=PipelineTaskExecutorDetail.ContainerDetail(
-                main_job=f"{location_name}/customJobs/{task.task_id}",
-                failed_main_jobs=[],
+                main_job=last,
+                failed_main_jobs=failed,
             )
         )
     return detail

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,15 +13,25 @@ from penstock_local.jobs.images import ImageMap
 from penstock_local.jobs.processes import ManagedProcess, ProcessRecord, base_environment
 from penstock_local.jobs.runner import GRACE_SECONDS
 from penstock_local.logs import LogStore
-from penstock_local.orchestrator.executor import TaskExit, TaskLaunch
+from penstock_local.orchestrator.executor import TaskExit, TaskLaunch, view_root
 from penstock_local.storage import ObjectStore
 from penstock_local.tasks.gcs_view import GcsView, gcs_view
 
 TASK_REPLICA = "workerpool0-0"
-"""On Vertex a task's container is the only replica of a CustomJob, and its lines are filed under this name."""
+"""The name under which a task's lines are filed. Our reading: ContainerDetail.main_job is documented as the name of the
+CustomJob that runs the task's container, and a CustomJob's lines are filed by replica."""
 _LIGHTWEIGHT_MODULE = "kfp.dsl.executor_main"
 _HOOK = Path(__file__).parent / "startup_hook"
 _LAST_LINES = 20
+
+
+def main_job_id(task_id: str, attempt: int) -> str:
+    """The id of the CustomJob that would run an attempt on Vertex; its lines are filed under it.
+
+    A number of its own for each attempt, so that a client which takes the task's id for it fails here too.
+    """
+    digest = hashlib.sha256(f"{task_id}/{attempt}".encode()).digest()
+    return str(int.from_bytes(digest[:8], "big") >> 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +47,7 @@ class ProcessExecutor:
     def run(self, launch: TaskLaunch, cancelled: threading.Event) -> TaskExit:
         """Block until the program has ended; SIGTERM to it when `cancelled` is set, SIGKILL after the grace."""
         image = self.images.resolve(launch.image)
+        job_id = main_job_id(launch.task_id, launch.attempt)
         with self._view(launch) as view:
             hook = {"PENSTOCK_GCS_VIEW": str(view.root), "PYTHONPATH": str(_HOOK)} if view else {}
             process = ManagedProcess(
@@ -48,31 +60,34 @@ class ProcessExecutor:
                     **launch.env,
                 },
                 cwd=launch.work_dir,
-                sink=lambda severity, line: self._log(launch.task_id, severity, line),
+                sink=lambda severity, line: self._log(job_id, severity, line),
                 record=self.record,
             )
             code = _wait(process, cancelled)
             if code == 0 and view:
                 view.bring_out(launch.executor_input)
-        return TaskExit(code, self._told(launch, code))
+        return TaskExit(code, self._told(job_id, code))
 
     @contextlib.contextmanager
     def _view(self, launch: TaskLaunch) -> Iterator[GcsView | None]:
-        """A view of the buckets for a lightweight Python task; other containers work with gs:// URIs."""
-        if not any(_LIGHTWEIGHT_MODULE in part for part in (*launch.command, *launch.args)):
+        """A view of the buckets for a task that knows a path in it; other containers work with gs:// URIs."""
+        root = view_root(launch.work_dir)
+        marks = (_LIGHTWEIGHT_MODULE, str(root))
+        strings = (*launch.command, *launch.args, *launch.env.values())
+        if not any(mark in text for text in strings for mark in marks):
             yield None
             return
-        with gcs_view(launch.work_dir / "gcs", self.objects, launch.executor_input) as view:
+        with gcs_view(root, self.objects, launch.executor_input) as view:
             yield view
 
-    def _told(self, launch: TaskLaunch, code: int) -> str:
+    def _told(self, job_id: str, code: int) -> str:
         if code == 0:
             return ""
-        lines = self.logs.last_lines(job_id=launch.task_id, task_name=TASK_REPLICA, count=_LAST_LINES)
+        lines = self.logs.last_lines(job_id=job_id, task_name=TASK_REPLICA, count=_LAST_LINES)
         return "\n".join(lines)
 
-    def _log(self, task_id: str, severity: str, line: str) -> None:
-        self.logs.append(job_id=task_id, task_name=TASK_REPLICA, severity=severity, line=line)
+    def _log(self, job_id: str, severity: str, line: str) -> None:
+        self.logs.append(job_id=job_id, task_name=TASK_REPLICA, severity=severity, line=line)
 
 
 def _wait(process: ManagedProcess, cancelled: threading.Event) -> int:

@@ -205,6 +205,15 @@ def test_a_program_that_cannot_be_started_fails_the_job(rest: Rest) -> None:
             501,
             ["customJob.jobSpec.workerPoolSpecs[0].pythonPackageSpec "],
         ),
+        (
+            job(
+                pool(
+                    SLEEP, machineSpec={"reservationAffinity": {"reservationAffinityType": "ANY_RESERVATION"}}
+                )
+            ),
+            501,
+            ["customJob.jobSpec.workerPoolSpecs[0].machineSpec.reservationAffinity "],
+        ),
         (job(pool(SLEEP), lustre=1), 400, ["lustre"]),
         (job(), 400, ["customJob.jobSpec.workerPoolSpecs is empty"]),
         (job(*[pool(SLEEP)] * 5), 400, ["5 pools", "at most 4"]),

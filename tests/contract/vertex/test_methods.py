@@ -16,7 +16,7 @@ from penstock_local.services.schedules import ScheduleService
 
 # Public functions of a service that are for the stand-in itself.
 _INTERNAL = {
-    "signal_replica", "fail_interrupted", "shut_down", "move_to_running", "running_of_schedule", "start", "fire_due",
+    "signal_replica", "fail_interrupted", "shut_down", "move_to_running", "running_of_schedule", "create_scheduled_job", "start", "fire_due",
     "clock",
 }  # fmt: skip
 SERVICES: dict[str, type[object]] = {

@@ -93,6 +93,23 @@ def test_sigterm_ends_everything_and_frees_the_state_directory(own: StandIn) -> 
     assert again.stop() == 0
 
 
+def test_a_stand_in_is_published_until_everything_has_ended(own: StandIn) -> None:
+    save = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(0))); "
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    with closing(Rest(own)) as rest:
+        container = {"imageUri": IMAGE, "command": ["python", "-c", save]}
+        spec = {"workerPoolSpecs": [{"replicaCount": "1", "containerSpec": container}]}
+        name = rest.call("POST", JOBS, {"displayName": "saves", "jobSpec": spec})["name"]
+        rest.wait_for_line(name, "workerpool0-0", "ready")
+        own.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert (own.state / "server.json").exists()
+    assert own.process.wait(20) == 0
+    assert not (own.state / "server.json").exists()
+
+
 def test_what_a_killed_stand_in_left_running_is_ended_by_the_next(own: StandIn) -> None:
     with closing(Rest(own)) as rest:
         name, child = run_tree(rest)

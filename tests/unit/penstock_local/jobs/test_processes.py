@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -115,6 +116,37 @@ def test_a_killed_program_takes_all_that_it_started_with_it(
     assert told.process.wait() == 137
     until(lambda: not is_running(child))
     assert not told.process.signal(signal.SIGKILL), "it has ended"
+
+
+def test_a_daemon_that_cannot_be_found_and_keeps_the_output_open_is_not_waited_for(
+    run: Callable[[str], Program],
+) -> None:
+    told = run(
+        "import subprocess, sys\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {SLEEP!r}], env={{}}, start_new_session=True)\n"
+        "print(child.pid)"
+    )
+    started = time.monotonic()
+    try:
+        assert told.process.wait() == 0
+        assert time.monotonic() - started < 10
+    finally:
+        os.kill(int(told.lines[0][1]), signal.SIGKILL)
+
+
+def test_a_group_is_killed_while_its_id_cannot_be_anothers(
+    run: Callable[[str], Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[str] = []
+    kill = os.killpg
+
+    def killpg(group: int, number: int) -> None:
+        states.append(Path(f"/proc/{group}/stat").read_text().rpartition(")")[2].split()[0])
+        kill(group, number)
+
+    monkeypatch.setattr(os, "killpg", killpg)
+    assert run("pass").process.wait() == 0
+    assert states == ["Z"], "it has ended and is not reaped"
 
 
 def test_stop_lets_a_program_save_and_tells_it_alone(run: Callable[[str], Program]) -> None:

@@ -89,7 +89,11 @@ def test_rank_and_world_size_count_nodes_without_reducers(
 ) -> None:
     told = environments(spec(*counts))
     assert {name: (told[name].get("RANK"), told[name].get("WORLD_SIZE")) for name in nodes} == nodes
-    assert {environment["MASTER_ADDR"] for environment in told.values()} == {"127.1.2.1"}
+    masters = {(environment["MASTER_ADDR"], environment["MASTER_PORT"]) for environment in told.values()}
+    assert masters == {("127.1.2.1", "3333")}
+    assert not any("GLOO_SOCKET_IFNAME" in environment for environment in told.values()), (
+        "the service sets none"
+    )
     assert not any("LOCAL_RANK" in environment for environment in told.values())
 
 

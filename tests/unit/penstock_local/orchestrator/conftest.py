@@ -131,6 +131,7 @@ class Harness:
             location="us-central1",
             pipeline_root="gs://bkt/root",
             create_time=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+            read_object=lambda uri: f"content of {uri}".encode(),
         )
     )
 

@@ -106,7 +106,11 @@ def test_a_container_gets_its_command_resolved_and_its_output_files_read(
     assert first.command == ("tool", "--text=a b")
     assert first.env == {"WHERE": "us-central1"}
     uri = f"gs://bkt/root/123/demo-1/tool_{first.task_id}/model"
-    assert first.args == (uri, uri.replace("gs://", "/gcs/"), str(first.work_dir / "outputs" / "total"))
+    assert first.args == (
+        uri,
+        uri.replace("gs://", f"{first.work_dir}/gcs/"),
+        str(first.work_dir / "outputs" / "total"),
+    )
     assert second.args[:2] == ("--note", "42")
     assert harness.recorder.task("tool").outputs.parameters == {"total": 42}
 

@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,14 +93,19 @@ def test_unknown_placeholders_are_named(text: str, message: str) -> None:
     assert message in str(error.value)
 
 
-def test_value_reads_the_artifacts_file(tmp_path: Path) -> None:
-    (tmp_path / "model").write_text("weights")
+def test_value_is_the_artifacts_content() -> None:
     scope = Scope(
         constants={},
         artifacts={"model": (MODEL,)},
-        local_path=lambda uri: uri.replace("gs://bkt", str(tmp_path)),
+        read_object=lambda uri: f"content of {uri}".encode(),
     )
-    assert scope.resolve("{{$.inputs.artifacts['model'].value}}") == "weights"
+    assert scope.resolve("{{$.inputs.artifacts['model'].value}}") == "content of gs://bkt/model"
+
+
+def test_an_artifact_has_a_path_in_a_container_alone() -> None:
+    scope = Scope(constants={}, artifacts={"model": (MODEL,)})
+    with pytest.raises(PlaceholderError, match="gs://bkt/model has a path only in"):
+        scope.resolve("{{$.inputs.artifacts['model'].path}}")
 
 
 def test_structures_are_resolved_at_any_depth_and_keep_their_types() -> None:

@@ -86,6 +86,21 @@ def test_entries_are_filtered_oldest_first(logs: LogStore, filter_: str, expecte
     assert texts(entries(logs, filter_)[0]) == expected
 
 
+def test_a_lower_bound_of_time_leaves_older_rows_unread(
+    logs: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamps = [entry["timestamp"] for entry in entries(logs, "")[0]]
+    read: list[int] = []
+    rows = logs.rows
+    monkeypatch.setattr(
+        logs, "rows", lambda **given: [row for row in rows(**given) if not read.append(row[0])]
+    )
+    assert texts(entries(logs, f'{PINNED} AND timestamp>="{stamps[3]}"')[0]) == ["three", "four", "{five"]
+    assert read == [4, 5, 6]
+    assert texts(entries(logs, f'-(timestamp>="{stamps[3]}")')[0]) == ["one", "elsewhere", "two"]
+    assert texts(entries(logs, f"-({PINNED})")[0]) == ["elsewhere"]
+
+
 @pytest.mark.parametrize("order_by", ["timestamp asc", "timestamp desc"])
 def test_pages_go_through_all_entries_in_order(logs: LogStore, order_by: str) -> None:
     told, token = entries(logs, order_by=order_by, page_size=2)

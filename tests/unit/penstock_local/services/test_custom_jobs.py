@@ -58,9 +58,14 @@ def make(store: ResourceStore, tmp_path: Path) -> Iterator[Callable[..., JobServ
     logs.close()
 
 
-def create(service: JobService, *codes: str, **scheduling: Any) -> CustomJob:
+def create(service: JobService, *codes: str, accelerators: int = 0, **scheduling: Any) -> CustomJob:
     pools = [
-        {"replica_count": 1, "container_spec": {"image_uri": "python:3", "args": [code]}} for code in codes
+        {
+            "replica_count": 1,
+            "machine_spec": {"accelerator_count": accelerators},
+            "container_spec": {"image_uri": "python:3", "args": [code]},
+        }
+        for code in codes
     ]
     job = CustomJob(display_name="job", job_spec={"worker_pool_specs": pools, "scheduling": scheduling})
     return service.create_custom_job(job_service.CreateCustomJobRequest(parent=PARENT, custom_job=job), SDK)
@@ -142,6 +147,37 @@ def test_replicas_have_working_directories_of_their_own(make: Callable[..., JobS
     say = f"import os; print(os.getcwd(), flush=True); {SLEEP}"
     job = create(service, say, say)
     assert first_line(service, job, "workerpool0-0") != first_line(service, job, "workerpool1-0")
+
+
+@pytest.mark.parametrize(
+    ("visible", "accelerators", "primary", "worker"),
+    [
+        ("4,7,9", 1, ["sees '4'"], "sees '7'"),
+        (
+            "4",
+            1,
+            ["the job asks for 2 accelerators and 1 are here; its replicas get none", "sees ''"],
+            "sees ''",
+        ),
+        ("4,7", 0, ["sees ''"], "sees ''"),
+    ],
+)
+def test_replicas_share_no_accelerator(
+    make: Callable[..., JobService],
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str,
+    accelerators: int,
+    primary: list[str],
+    worker: str,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    service = make()
+    say = "import os; print('sees', repr(os.environ['CUDA_VISIBLE_DEVICES']), flush=True); "
+    job = create(service, f"{say}import time; time.sleep(1)", say + SLEEP, accelerators=accelerators)
+    assert first_line(service, job, "workerpool1-0") == worker
+    get(service, job, LAUNCHER)
+    job_id = job.name.rpartition("/")[2]
+    assert service.runtime.logs.last_lines(job_id=job_id, task_name="workerpool0-0", count=9) == primary
 
 
 def test_findings_of_the_validator_refuse_a_job(

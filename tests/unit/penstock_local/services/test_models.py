@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,23 @@ def test_a_version_is_found_by_number_alias_or_default(two: Registry, suffix: st
 def test_an_alias_added_and_removed_at_once_stays_as_it_is(two: Registry) -> None:
     two.merge("1", "golden", "-golden")
     assert two.aliases()["1"] == ["champion", "default"]
+
+
+def test_an_alias_that_many_move_at_once_stands_on_one_version_and_is_always_found(two: Registry) -> None:
+    seen: list[str] = []
+
+    def work(number: int) -> None:
+        for _ in range(10):
+            two.merge(str(1 + number % 2), "champion", "default")
+            seen.append(two.get("@champion").version_id)
+        two.upload("champion")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    assert len(seen) == 80
+    aliases = [alias for held in two.aliases().values() for alias in held]
+    assert sorted(aliases) == ["challenger", "champion", "default"]
+    assert two.aliases().keys() == {str(number) for number in range(1, 11)}
 
 
 def test_models_are_listed_by_their_default_version(two: Registry) -> None:

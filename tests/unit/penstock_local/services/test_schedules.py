@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime
+import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,15 +32,22 @@ class Pipelines:
 
     def __init__(self) -> None:
         self.created: list[PipelineJob] = []
+        self.times: list[str] = []
         self.running = 0
-        self.error: ApiError | None = None
+        self.error: Exception | None = None
 
-    def create_pipeline_job(
-        self, request: pipeline_service.CreatePipelineJobRequest, context: CallContext
+    def create_scheduled_job(
+        self,
+        request: pipeline_service.CreatePipelineJobRequest,
+        *,
+        schedule_name: str,
+        schedule_time: datetime.datetime,
     ) -> PipelineJob:
         if self.error:
             raise self.error
+        self.times.append(f"{schedule_time:%H:%M:%S}")
         job = PipelineJob(request.pipeline_job)
+        job.schedule_name = schedule_name
         job.name = f"{request.parent}/pipelineJobs/{len(self.created)}"
         self.created.append(job)
         return job
@@ -119,7 +127,7 @@ def test_each_time_that_comes_creates_one_job_with_what_was_asked(bench: Bench) 
     assert bench.pipelines.created == []
     bench.pass_minutes(2)
     bench.service.fire_due()
-    assert len(bench.pipelines.created) == 2
+    assert bench.pipelines.times == ["12:01:00", "12:02:00"], "when they were due, not when they were created"
     job = bench.pipelines.created[0]
     assert (job.schedule_name, job.display_name, dict(job.labels)) == (schedule.name, "weekly", {"a": "b"})
     kept = bench.get(schedule)
@@ -184,6 +192,59 @@ def test_resuming_makes_up_for_missed_runs_only_when_asked(bench: Bench, catch_u
     assert bench.get(schedule).catch_up is catch_up
 
 
+@pytest.mark.parametrize(("catch_up", "times"), [(False, []), (True, ["12:01:00", "12:02:00", "12:03:00"])])
+def test_what_came_due_while_no_stand_in_ran_is_made_up_for_only_when_asked(
+    bench: Bench, catch_up: bool, times: list[str]
+) -> None:
+    schedule = bench.create()
+    bench.pause(schedule)
+    bench.resume(schedule, catch_up=catch_up)
+    bench.time += 3 * MINUTE
+    bench.service.start()
+    bench.service.shut_down()
+    for _ in range(5):
+        bench.service.fire_due()
+    assert bench.pipelines.times == times
+    bench.pass_minutes(1)
+    assert bench.pipelines.times == [*times, "12:04:00"]
+
+
+def test_a_failure_inside_the_stand_in_is_told_with_its_traceback_and_the_schedule_goes_on(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    schedule = bench.create()
+    bench.pipelines.error = RuntimeError("the disk is full")
+    bench.pass_minutes(1)
+    assert "RuntimeError: the disk is full" in caplog.text
+    assert "the disk is full" in bench.get(schedule).last_scheduled_run_response.run_response
+    bench.pipelines.error = None
+    bench.pass_minutes(1)
+    assert bench.pipelines.times == ["12:02:00"]
+
+
+def test_the_thread_survives_whatever_goes_wrong(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.create(start_time=NOON)
+    real, failures = bench.pipelines.running_of_schedule, [sqlite3.OperationalError("locked")]
+
+    def running_of_schedule(name: str) -> int:
+        if failures:
+            raise failures.pop()
+        return real(name)
+
+    monkeypatch.setattr(bench.pipelines, "running_of_schedule", running_of_schedule)
+    bench.service.start()
+    bench.time += MINUTE
+    bench.service._notify()
+    deadline = time.monotonic() + 5
+    while not bench.pipelines.created:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    bench.service.shut_down()
+    assert "OperationalError: locked" in caplog.text
+
+
 def test_pause_and_resume_are_for_the_other_state_alone(bench: Bench) -> None:
     schedule = bench.create()
     with pytest.raises(FailedPreconditionError, match="is ACTIVE; it must be PAUSED"):
@@ -240,6 +301,13 @@ def test_a_bad_cron_expression_is_told_with_its_reason_and_a_good_one(
             UnimplementedError,
             "schedule.createNotebookExecutionJobRequest",
         ),
+        ({"max_concurrent_active_run_count": 2}, UnimplementedError, "schedule.maxConcurrentActiveRunCount"),
+        (
+            {"create_pipeline_job_request": {"parent": PARENT, "pipeline_job": {"network": "x"}}},
+            UnimplementedError,
+            "schedule.createPipelineJobRequest.pipelineJob.network",
+        ),
+        ({"create_pipeline_job_request": None}, InvalidArgumentError, "schedule.createPipelineJobRequest"),
     ],
 )
 def test_a_schedule_that_makes_no_sense_is_refused(

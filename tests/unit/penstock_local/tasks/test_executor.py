@@ -12,9 +12,9 @@ import pytest
 from penstock_local.jobs.images import ImageMap, LocalImage
 from penstock_local.jobs.processes import ProcessRecord
 from penstock_local.logs import LogStore
-from penstock_local.orchestrator.executor import TaskExit, TaskLaunch
+from penstock_local.orchestrator.executor import TaskExit, TaskLaunch, path_in_view, view_root
 from penstock_local.storage import ObjectStore
-from penstock_local.tasks.executor import TASK_REPLICA, ProcessExecutor
+from penstock_local.tasks.executor import TASK_REPLICA, ProcessExecutor, main_job_id
 
 
 class Bench:
@@ -60,7 +60,7 @@ class Bench:
 
     @property
     def lines(self) -> list[str]:
-        return self.logs.last_lines(job_id="7", task_name=TASK_REPLICA, count=100)
+        return self.logs.last_lines(job_id=main_job_id("7", 1), task_name=TASK_REPLICA, count=100)
 
 
 @pytest.fixture
@@ -118,6 +118,33 @@ def test_what_a_lightweight_task_writes_below_gcs_is_kept_when_it_succeeds(
 ) -> None:
     assert bench.run(WRITE, str(code), executor_input=ARTIFACT).exit_code == code, bench.lines
     assert [found.name for found in bench.objects.list("bucket").objects] == kept
+
+
+@pytest.mark.parametrize(("code", "kept"), [(0, ["data", "run/out"]), (1, ["data"])])
+def test_a_container_that_is_given_paths_of_artifacts_finds_and_leaves_them_in_a_view(
+    bench: Bench, code: int, kept: list[str]
+) -> None:
+    bench.objects.put("bucket", "data", b"an input")
+    copy = """
+import sys
+from pathlib import Path
+_, source, target, code = sys.argv
+Path(target).parent.mkdir(parents=True)
+Path(target).write_text(Path(source).read_text())
+sys.exit(int(code))
+"""
+    told = {"inputs": {"artifacts": {"in": {"artifacts": [{"uri": "gs://bucket/data"}]}}}, **ARTIFACT}
+    root = view_root(bench.directory / "work")
+    paths = [path_in_view(root, uri) for uri in ("gs://bucket/data", "gs://bucket/run/out")]
+    assert bench.run(copy, *paths, str(code), executor_input=told).exit_code == code, bench.lines
+    assert [found.name for found in bench.objects.list("bucket").objects] == kept
+    assert not root.exists()
+
+
+def test_each_attempt_has_a_main_job_and_none_has_the_tasks_id() -> None:
+    ids = {main_job_id("7", attempt) for attempt in (1, 2)} | {main_job_id("8", 1)}
+    assert len(ids - {"7", "8"}) == 3
+    assert all(number.isdigit() for number in ids)
 
 
 def test_other_containers_get_no_view_and_no_hook(bench: Bench) -> None:
