@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -15,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock_pipelines.errors import InputError, PenstockError, ServiceError
-from penstock_pipelines.local import DEFAULT_STATE, find_server, reset_state, server_on, start_server
+from penstock_pipelines.local import (
+    DEFAULT_STATE,
+    find_server,
+    is_state,
+    reset_state,
+    server_on,
+    start_server,
+)
 from penstock_pipelines.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -23,12 +31,22 @@ if TYPE_CHECKING:
     from penstock_pipelines.recipe import Recipe
 
 _EXIT_INTERRUPTED = 130
+_REENTERED = "PENSTOCK_REENTERED"
 
 _state_option = click.option(
-    "--state", type=click.Path(path_type=Path), default=DEFAULT_STATE, help="State directory of the stand-in."
+    "--state",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_STATE,
+    show_default=True,
+    help="State directory of the stand-in.",
 )
 _parameter_option = click.option(
     "-p", "--param", "parameters", multiple=True, metavar="NAME=VALUE", help="Run time parameter; repeatable."
+)
+_images_option = click.option(
+    "--images",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Image map (TOML) for further images.",
 )
 _allow_tags_option = click.option(
     "--allow-tags", is_flag=True, help="Compile although our images have no digest."
@@ -67,7 +85,7 @@ class _Command(click.Group):
 def main(context: click.Context, settings_file: Path | None) -> None:
     """Distributed training pipelines: compile, run on the embedded stand-in, submit to Vertex AI.
 
-    Exit codes: 0 ok, 1 a run that failed, 2 wrong input, 3 the service.
+    Exit codes: 0 ok, 1 a run that failed, 2 wrong input, 3 the service, 130 interrupted.
     """
     context.obj = settings_file
 
@@ -90,6 +108,7 @@ def compile_(settings_file: Path | None, recipe: str, output: Path | None, allow
 @click.option(
     "--prepare", type=click.Path(exists=True, path_type=Path), help="Python script to run before the submit."
 )
+@_images_option
 @click.option("--run-id", help="PipelineJob id; default: recipe and time.")
 @_parameter_option
 @_allow_tags_option
@@ -100,25 +119,27 @@ def run(
     state: Path,
     reset: bool,
     prepare: Path | None,
+    images: Path | None,
     run_id: str | None,
     parameters: tuple[str, ...],
     allow_tags: bool,
 ) -> None:
     """Compile RECIPE and run that file on the stand-in, to the end."""
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # `timeout` and CI end a command so: leave nothing behind
+    for number in (signal.SIGTERM, signal.SIGHUP):  # `timeout`, CI, a closed terminal: leave nothing behind
+        signal.signal(number, signal.default_int_handler)
     settings = load_settings(settings_file)
     path, digest, found = _compile(settings, recipe, None, allow_tags)
     _check_parameters(settings, path, parameters, found)
     click.echo(f"compiled {path} (sha256 {digest})")
     if reset:
         reset_state(state)
-    with server_on(state, settings) as server:
+    with server_on(state, settings, images=images) as server:
         click.echo(f"stand-in: project {settings.project}, state {state}, port {server.front_port}")
         environment = server.environment() | {"PENSTOCK_BUCKET": settings.bucket}
         code = _child([str(prepare)], environment) if prepare else 0
-        if code == 0:
+        if code != 0:
+            click.echo(f"error: the script {prepare} ended with code {code}; nothing was submitted", err=True)
+        else:
             arguments = [
                 *_this_command(settings_file),
                 "submit",
@@ -177,7 +198,7 @@ def submit(
 @click.pass_obj
 def status(settings_file: Path | None, run_id: str | None, state: Path) -> None:
     """Runs and their states, or the tasks of RUN_ID. Asks the stand-in if one runs on --state, else Vertex AI."""
-    _reenter_with(state)
+    _reenter_with(state, settings_file)
     settings = load_settings(settings_file)
     from rich.console import Console
 
@@ -203,7 +224,7 @@ def status(settings_file: Path | None, run_id: str | None, state: Path) -> None:
 @click.pass_obj
 def logs(settings_file: Path | None, run_id: str, task: str, replica: str | None, state: Path) -> None:
     """Lines of a task of RUN_ID, or of the training replicas."""
-    _reenter_with(state)
+    _reenter_with(state, settings_file)
     settings = load_settings(settings_file)
     from penstock_pipelines.follow import Follower
     from penstock_pipelines.logs import LogReader
@@ -219,10 +240,16 @@ def logs(settings_file: Path | None, run_id: str, task: str, replica: str | None
     custom_job = follower.custom_job()
     if view.is_training and custom_job is not None:
         job_ids.append(custom_job.name.rpartition("/")[2])
-    for job_id in job_ids:
-        for line in LogReader(settings.project).lines(job_id):
-            if replica is None or line.replica == replica:
-                click.echo(f"{line.timestamp[11:23]} {line.replica} {line.severity}: {line.text}")
+    reader = LogReader(settings.project)
+    lines = [line for job_id in job_ids for line in reader.lines(job_id)]
+    known = sorted({line.replica for line in lines})
+    if replica is not None and replica not in known:
+        raise InputError(
+            f"{task} has no lines of replica {replica!r}; it has lines of {', '.join(known) or 'none'}."
+        )
+    for line in lines:
+        if replica in (None, line.replica):
+            click.echo(f"{line.timestamp[11:23]} {line.replica} {line.text}")
 
 
 @main.group()
@@ -234,7 +261,7 @@ def schedule() -> None:
 @click.argument("compiled", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--cron", required=True, help='Such as "TZ=Europe/Berlin 0 3 * * 1".')
 @click.option("--name", help="Display name; default: the pipeline's.")
-@click.option("--max-runs", type=int, help="Runs after which the schedule is complete.")
+@click.option("--max-runs", type=click.IntRange(min=1), help="Runs after which the schedule is complete.")
 @_parameter_option
 @_state_option
 @click.pass_obj
@@ -248,7 +275,7 @@ def create_schedule(
     state: Path,
 ) -> None:
     """Make a Vertex schedule that runs COMPILED whenever --cron says."""
-    _reenter_with(state)
+    _reenter_with(state, settings_file)
     from google.api_core import exceptions
 
     from penstock_pipelines.parameters import PipelineParameters
@@ -269,7 +296,7 @@ def create_schedule(
         )
     except exceptions.InvalidArgument as exc:
         raise InputError(exc.message) from exc
-    click.echo(f"schedule {made.resource_name}, next run {made.next_run_time}")
+    click.echo(f"schedule {made.resource_name}, next run {made.to_dict().get('nextRunTime')}")
 
 
 @main.group()
@@ -279,15 +306,18 @@ def local() -> None:
 
 @local.command()
 @_state_option
-@click.option("--port", type=int, default=0, help="Port of the front door; 0 takes a free one.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, help="Port of the front door; 0 takes a free one."
+)
+@_images_option
 @click.pass_obj
-def up(settings_file: Path | None, state: Path, port: int) -> None:
+def up(settings_file: Path | None, state: Path, port: int, images: Path | None) -> None:
     """Start it; it goes on until `penstock local down`."""
     if find_server(state) is not None:
         raise InputError(
             f"a stand-in is running on {state} already; `penstock local env` shows how to reach it."
         )
-    server = start_server(state, load_settings(settings_file), port=port)
+    server = start_server(state, load_settings(settings_file), port=port, images=images)
     click.echo(f"stand-in on 127.0.0.1:{server.front_port}, process {server.pid}, state {state}")
 
 
@@ -383,11 +413,12 @@ def _follow(job: Any, settings: Settings, report_dir: Path) -> None:
 def _child(arguments: list[str], environment: Mapping[str, str]) -> int:
     """Run Python with `arguments`; its exit code as a shell shows it.
 
-    Ctrl-C reaches the child as well: it cancels, and is waited for. SIGTERM, which reaches this process alone, is
-    passed on as the same.
+    Ctrl-C reaches the child as well: it cancels, and is waited for. SIGTERM and SIGHUP
+    are passed on as the same.
     """
     process = subprocess.Popen([sys.executable, *arguments], env=dict(environment))
-    signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGINT))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: process.send_signal(signal.SIGINT))
     while True:
         try:
             code = process.wait()
@@ -400,11 +431,23 @@ def _this_command(settings_file: Path | None) -> list[str]:
     return ["-m", "penstock_pipelines.cli", *(["--settings", str(settings_file)] if settings_file else [])]
 
 
-def _reenter_with(state: Path) -> None:
-    """Where a stand-in runs on `state`, start this very command again in its environment."""
-    server = find_server(state)
-    if server is not None and os.environ.get("https_proxy") != server.variables["https_proxy"]:
-        sys.exit(_child(["-m", "penstock_pipelines.cli", *sys.argv[1:]], server.environment()))
+def _reenter_with(state: Path, settings_file: Path | None) -> None:
+    """Where `state` is a stand-in's, start this very command again in the environment of that stand-in.
+
+    One that does not run is started for as long as the command takes. In such an environment already: nothing to do.
+    """
+    if not is_state(state) or _REENTERED in os.environ:
+        return
+    running = find_server(state)
+    with (
+        contextlib.nullcontext(running)
+        if running
+        else server_on(state, load_settings(settings_file)) as server
+    ):
+        code = _child(
+            ["-m", "penstock_pipelines.cli", *sys.argv[1:]], server.environment() | {_REENTERED: "1"}
+        )
+    sys.exit(code)
 
 
 def _sdk(settings: Settings) -> Any:

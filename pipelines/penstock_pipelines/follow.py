@@ -72,6 +72,9 @@ class Follower:
         self._job = job
         self._logs = LogReader(project)
         self._job_client: Any = None
+        self._label = job.name
+        self._started: Any = None
+        self._ended: Any = None
         self._log_seconds = _LOG_SECONDS
         self._next_log_read = 0.0
 
@@ -93,6 +96,8 @@ class Follower:
         """Read the job, and what its tasks have logged. Raises ServiceError when the service does not show the job."""
         resource = self._resource()
         ended = _state_name(resource.state)
+        self._label = resource.labels.get(RUN_LABEL, self.view.run_id)
+        self._started, self._ended = resource.create_time, resource.end_time or None
         for detail in resource.job_detail.task_details:
             # The task of the whole pipeline, groups and loops have no container.
             if detail.executor_detail.container_detail.main_job or _state_name(detail.state) == "SKIPPED":
@@ -165,8 +170,11 @@ class Follower:
             endpoint = f"{self._job.location}-aiplatform.googleapis.com"
             self._job_client = aiplatform.gapic.JobServiceClient(client_options={"api_endpoint": endpoint})
         parent = self._job.resource_name.rpartition("/pipelineJobs/")[0]
-        request = {"parent": parent, "filter": f'labels.{RUN_LABEL}="{self.view.run_id}"'}
-        yield from reversed(list(self._job_client.list_custom_jobs(request=request)))
+        request = {"parent": parent, "filter": f'labels.{RUN_LABEL}="{self._label}"'}
+        for job in reversed(list(self._job_client.list_custom_jobs(request=request))):
+            # Runs of one schedule share their label; time tells them apart while they do not overlap.
+            if self._started <= job.create_time and (self._ended is None or job.create_time <= self._ended):
+                yield job
 
 
 def failed_replica(custom_job: Any) -> str:

@@ -59,9 +59,9 @@ def _evaluation(metrics: dict[str, Any]) -> str:
     model, baseline = metrics.get("bits_per_byte"), metrics.get("unigram_bits_per_byte")
     if model is None or baseline is None:
         return "the model's loss is not a finite number"
-    text = (
-        f"{model:.4f} bits per byte, {1 - model / baseline:.1%} below the unigram baseline's {baseline:.4f}"
-    )
+    gain = 1 - model / baseline
+    side = "below" if gain >= 0 else "above"
+    text = f"{model:.4f} bits per byte, {abs(gain):.1%} {side} the unigram baseline's {baseline:.4f}"
     champion = metrics.get("champion_bits_per_byte")
     return text if champion is None else f"{text}; the champion has {champion:.4f}"
 

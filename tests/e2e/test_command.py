@@ -64,6 +64,33 @@ def test_an_interrupt_at_any_moment_leaves_no_process_behind(
     assert processes_of(tmp_path / "state") == []
 
 
+def test_a_command_that_is_terminated_leaves_no_process_behind(
+    run: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    assert run.stdout is not None
+    assert next(line for line in run.stdout if "stage-data: running" in line)
+    run.terminate()  # reaches the command alone, not its group
+    output = run.stdout.read()
+    assert run.wait(60) == 130, output
+    assert processes_of(tmp_path / "state") == []
+
+
+def test_a_schedule_is_made_and_told(tmp_path: Path) -> None:
+    state = ["--state", str(tmp_path / "state")]
+    compiled = str(ROOT / "tests" / "golden" / "tiny-fsdp.yaml")
+    subprocess.run([*PENSTOCK, "local", "up", *state], capture_output=True, check=True)
+    try:
+        made = subprocess.run(
+            [*PENSTOCK, "schedule", "create", compiled, "--cron", "TZ=Europe/Berlin 0 3 * * 1", *state],
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert made.returncode == 0, made.stderr
+        assert "/schedules/" in made.stdout
+        assert "next run 20" in made.stdout
+    finally:
+        subprocess.run([*PENSTOCK, "local", "down", *state], capture_output=True, check=True)
+
+
 def test_a_state_directory_in_use_and_a_foreign_directory_are_left_alone(tmp_path: Path) -> None:
     state, foreign = tmp_path / "state", tmp_path / "foreign"
     foreign.mkdir()
@@ -75,6 +102,8 @@ def test_a_state_directory_in_use_and_a_foreign_directory_are_left_alone(tmp_pat
             (["local", "up", "--state", str(state)], "is running on"),
             (["run", "--reset", "--state", str(state)], "is running on"),
             (["run", "--reset", "--state", str(foreign)], "is not the state directory"),
+            (["run", "--state", str(foreign)], "is not the state directory"),
+            (["local", "up", "--state", str(foreign / "thesis.txt")], "is not the state directory"),
         ]:
             done = subprocess.run([*PENSTOCK, *arguments], cwd=tmp_path, capture_output=True, text=True)
             assert done.returncode == 2
