@@ -50,7 +50,7 @@ fix: $(STAMP) ## Format and apply the linter's safe fixes
 compile: $(STAMP) ## Compile RECIPE to build/RECIPE.yaml and print its SHA-256
 	$(BIN)/penstock compile $(RECIPE)
 
-bench-%: $(STAMP) ## Run tests/benchmarks/bench_<name>.py: peer and us in one run, as ratios
+bench-%: $(STAMP) ## (no suites yet) Run tests/benchmarks/bench_<name>.py: peer and us in one run, as ratios
 	$(BIN)/python tests/benchmarks/bench_$*.py
 
 clean: ## Remove build/, caches and .venv
