@@ -126,4 +126,4 @@ def _number(value: float | None, digits: int = 4) -> str:
 
 
 def _share(gain: float) -> str:
-    return f"{abs(gain):.1%} {'better' if gain >= 0 else 'worse'}"
+    return "equal" if gain == 0 else f"{abs(gain):.1%} {'better' if gain > 0 else 'worse'}"
