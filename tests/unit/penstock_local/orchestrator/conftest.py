@@ -129,7 +129,7 @@ class Harness:
             project_id="demo",
             project_number="123",
             location="us-central1",
-            pipeline_root="gs://bkt/root",
+            pipeline_root="gs://bkt/runs",
             create_time=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
             read_object=lambda uri: f"content of {uri}".encode(),
         )

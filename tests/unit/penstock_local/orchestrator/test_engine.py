@@ -92,7 +92,7 @@ def test_outputs_flow_through_nested_dags(harness: Any, compile_pipeline: Compil
     assert values == ["<hello>", "X"]
     [artifact] = harness.executor.launch_of("read").executor_input["inputs"]["artifacts"]["data"]["artifacts"]
     task = harness.recorder.task("make")
-    assert artifact["uri"] == f"gs://bkt/root/123/demo-1/make_{task.task_id}/data"
+    assert artifact["uri"] == f"gs://bkt/runs/123/demo-1/make_{task.task_id}/data"
     assert artifact["type"]["schemaTitle"] == "system.Dataset"
     assert harness.recorder.task("read").parent_task_id == harness.recorder.task("inner").task_id
 
@@ -592,7 +592,7 @@ def test_pipeline_parameters_may_hold_placeholders_of_the_run(
         word(text=f"{when} {dsl.PIPELINE_TASK_NAME_PLACEHOLDER}")
 
     harness.run(compile_pipeline(pipeline))
-    assert harness.executor.parameters_of("word")["text"] == "gs://bkt/root/x"
+    assert harness.executor.parameters_of("word")["text"] == "gs://bkt/runs/x"
     assert harness.executor.parameters_of("word-2")["text"] == "2026-01-02T03:04:05Z word-2"
 
 

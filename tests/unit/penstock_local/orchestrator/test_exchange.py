@@ -105,7 +105,7 @@ def test_a_container_gets_its_command_resolved_and_its_output_files_read(
     first, second = (harness.executor.launch_of(name) for name in ("tool", "tool-2"))
     assert first.command == ("tool", "--text=a b")
     assert first.env == {"WHERE": "us-central1"}
-    uri = f"gs://bkt/root/123/demo-1/tool_{first.task_id}/model"
+    uri = f"gs://bkt/runs/123/demo-1/tool_{first.task_id}/model"
     assert first.args == (
         uri,
         uri.replace("gs://", f"{first.work_dir}/gcs/"),
@@ -258,7 +258,7 @@ def test_the_custom_job_launcher_gets_a_fully_resolved_payload(
             "enable_web_access": False,
             "network": "",
             "reserved_ip_ranges": [],
-            "base_output_directory": {"output_uri_prefix": "gs://bkt/root/demo-1/train"},
+            "base_output_directory": {"output_uri_prefix": "gs://bkt/runs/demo-1/train"},
             "persistent_resource_id": "",
             "psc_interface_config": {},
         },

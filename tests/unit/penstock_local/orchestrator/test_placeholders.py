@@ -26,13 +26,13 @@ MODEL = Artifact(
 )
 EXECUTOR_INPUT = {"inputs": {"parameterValues": {"text": 'say "hi"'}}}
 SCOPE = Scope(
-    constants={"pipeline_root": "gs://bkt/root", "pipeline_job_name": "demo-1"},
+    constants={"pipeline_root": "gs://bkt/runs", "pipeline_job_name": "demo-1"},
     parameter=PARAMETERS.__getitem__,
     artifacts={"model": (MODEL,), "several": (MODEL, MODEL), "none": None},
     outputs={
-        "parameters": {"out": {"outputFile": "/work/out"}},
+        "parameters": {"out": {"outputFile": "/task/out"}},
         "artifacts": {"data": {"artifacts": [{"uri": "gs://bkt/data", "name": "n", "metadata": {"k": "v"}}]}},
-        "outputFile": "/work/executor_output.json",
+        "outputFile": "/task/executor_output.json",
     },
     executor_input=EXECUTOR_INPUT,
     local_path=lambda uri: uri.replace("gs://", "/gcs/"),
@@ -43,7 +43,7 @@ SCOPE = Scope(
     ("text", "expected"),
     [
         ("plain $ {{ braces }}", "plain $ {{ braces }}"),
-        ("{{$.pipeline_root}}/{{$.pipeline_job_name}}/train", "gs://bkt/root/demo-1/train"),
+        ("{{$.pipeline_root}}/{{$.pipeline_job_name}}/train", "gs://bkt/runs/demo-1/train"),
         ("{{$.inputs.parameters['text']}}", 'say "hi"'),
         ('{{$.inputs.parameters["text"]}}', 'say "hi"'),
         ("n={{$.inputs.parameters['number']}}", "n=3"),
@@ -61,11 +61,11 @@ SCOPE = Scope(
         ("{{$.inputs.artifacts['model'].metadata}}", json.dumps(MODEL.metadata)),
         ("{{$.inputs.artifacts['several']}}", json.dumps([MODEL.to_runtime_json()] * 2)),
         ("{{$.inputs.artifacts['none'].uri}}", "null"),
-        ("{{$.outputs.parameters['out'].output_file}}", "/work/out"),
+        ("{{$.outputs.parameters['out'].output_file}}", "/task/out"),
         ("{{$.outputs.artifacts['data'].uri}}", "gs://bkt/data"),
         ("{{$.outputs.artifacts['data'].path}}", "/gcs/bkt/data"),
         ("{{$.outputs.artifacts['data'].metadata['k']}}", "v"),
-        ("{{$.outputs.output_file}}", "/work/executor_output.json"),
+        ("{{$.outputs.output_file}}", "/task/executor_output.json"),
         ("{{$}}", json.dumps(EXECUTOR_INPUT)),
         ('"{{$.json_escape[1]}}"', json.dumps(json.dumps(EXECUTOR_INPUT))),
     ],
