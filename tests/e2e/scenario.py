@@ -33,7 +33,7 @@ texts = [text for _, text in standard_library() if 2000 < len(text) < 12000][:40
 data = "".join(json.dumps({"text": text}) + "\\n" for text in texts)
 storage.Client().bucket(sys.argv[2]).blob("raw/a path with spaces.jsonl").upload_from_string(data)
 """
-# Forty steps of a hundred thousand parameters do not beat the baseline; here the way counts.
+# A few steps of a hundred thousand parameters do not beat the baseline; here the way counts.
 _NO_FLOOR = ("-p", "min_improvement_over_unigram=-1.0")
 _OUTSIDER = Path(__file__).with_name("outsider.py")
 

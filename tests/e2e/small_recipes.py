@@ -21,7 +21,7 @@ from penstock_trainer.contract.config import (
     Strategy,
 )
 
-STEPS = 40
+STEPS = 64
 INTERVAL = 8
 
 

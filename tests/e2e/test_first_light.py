@@ -17,6 +17,7 @@ import pytest
 pytestmark = pytest.mark.timeout(900)
 
 HERE = Path(__file__).parent
+STEPS, INTERVAL = 64, 8  # of small_recipes
 SETTINGS = """
 project = "demo"
 location = "us-central1"
@@ -101,7 +102,7 @@ def test_a_disturbed_run_ends_with_the_losses_of_the_undisturbed_one(
     assert seen[disturbed]["exit_code"] == 0, seen[disturbed]["output"]
     expected = {step: losses[-1] for step, losses in seen[undisturbed]["losses"].items()}
     assert {step: losses[-1] for step, losses in seen[disturbed]["losses"].items()} == expected
-    assert len(expected) == 40
+    assert len(expected) == STEPS
     assert any("the whole job restarts" in line for line in seen[disturbed]["lines"])
     assert any("continuing from step" in line for line in seen[disturbed]["lines"])
 
@@ -112,11 +113,13 @@ def test_a_restarted_job_continues_right_after_its_last_checkpoint(seen: Any, di
     for line in seen[disturbed]["lines"]:
         if found := re.search(r"continuing from step (\d+)", line):
             steps.append([int(found[1])])
-        elif found := re.match(r"step (\d+)/40 ", line):
+        elif found := re.match(rf"step (\d+)/{STEPS} ", line):
             steps[-1].append(int(found[1]))
     before, (checkpoint, *after) = steps
-    assert checkpoint <= before[-1] < checkpoint + 8
-    assert after == list(range(checkpoint + 1, 41))
+    assert (
+        checkpoint <= before[-1] <= checkpoint + INTERVAL
+    )  # the last save may not have come to its manifest
+    assert after == list(range(checkpoint + 1, STEPS + 1))
 
 
 def test_two_pipelines_at_once_on_one_stand_in_finish(seen: Any) -> None:
