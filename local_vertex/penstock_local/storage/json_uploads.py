@@ -23,7 +23,13 @@ from penstock_local.storage.json_api import (
     object_json,
     read_hashes,
 )
-from penstock_local.storage.media import MultipartRelated, check_headers, expected_hashes, receive
+from penstock_local.storage.media import (
+    MultipartRelated,
+    check_headers,
+    expected_hashes,
+    receive,
+    receive_object,
+)
 from penstock_local.storage.resources import Attributes
 from penstock_local.storage.store import ObjectStore
 from penstock_local.storage.uploads import CHUNK_MULTIPLE_BYTES, ResumableUpload, ResumableUploads
@@ -82,15 +88,9 @@ class JsonUploads:
         expected: ExpectedHashes,
     ) -> Response:
         name, attributes, preconditions = _name(call, body), _encoded(call, attributes), call.preconditions()
-        staged = await run_in_threadpool(self._store.stage)
-        try:
-            await receive(stream, staged.write)
-        except BaseException:
-            staged.discard()
-            raise
-        written = await run_in_threadpool(
-            self._store.commit,
-            staged,
+        written = await receive_object(
+            self._store,
+            stream,
             bucket,
             name,
             attributes=attributes,

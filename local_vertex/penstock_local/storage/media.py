@@ -19,7 +19,8 @@ from penstock_local.storage.errors import (
     RangeNotSatisfiableError,
     UnsupportedError,
 )
-from penstock_local.storage.resources import StoredObject
+from penstock_local.storage.resources import Attributes, Preconditions, StoredObject
+from penstock_local.storage.store import ObjectStore
 
 _RANGE = re.compile(r"bytes=(?P<first>\d*)-(?P<last>\d*)")
 _HARMLESS_HEADERS = frozenset(
@@ -52,6 +53,34 @@ async def receive(stream: AsyncIterator[bytes], write: Callable[[bytes], None]) 
                 await flush()
     finally:
         await flush()
+
+
+async def receive_object(
+    store: ObjectStore,
+    stream: AsyncIterator[bytes],
+    bucket: str,
+    name: str,
+    *,
+    attributes: Attributes,
+    preconditions: Preconditions,
+    expected: ExpectedHashes,
+) -> StoredObject:
+    """Store a body as one object, or nothing of it: what is raised here leaves the object as it was."""
+    staged = await run_in_threadpool(store.stage)
+    try:
+        await receive(stream, staged.write)
+    except BaseException:
+        staged.discard()
+        raise
+    return await run_in_threadpool(
+        store.commit,
+        staged,
+        bucket,
+        name,
+        attributes=attributes,
+        preconditions=preconditions,
+        expected=expected,
+    )
 
 
 class MultipartRelated:

@@ -21,6 +21,7 @@ from penstock_local.storage.media import (
     expected_hashes,
     object_headers,
     receive,
+    receive_object,
 )
 from penstock_local.storage.resources import Attributes, Preconditions, StoredObject
 from penstock_local.storage.store import ObjectStore, Source
@@ -120,15 +121,9 @@ class XmlApi:
             _preconditions(headers),
             expected_hashes(headers),
         )
-        staged = await run_in_threadpool(self._store.stage)
-        try:
-            await receive(request.stream(), staged.write)
-        except BaseException:
-            staged.discard()
-            raise
-        written = await run_in_threadpool(
-            self._store.commit,
-            staged,
+        written = await receive_object(
+            self._store,
+            request.stream(),
             bucket,
             name,
             attributes=attributes,
