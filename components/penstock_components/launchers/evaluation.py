@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import builtins
-import json
 import math
 from dataclasses import dataclass, fields
 
-from penstock_trainer.contract.fields import ContractError, canonical_json, from_dict
+from penstock_trainer.contract.fields import canonical_json, from_dict, load_json, parse_json, require_version
 
 FORMAT_VERSION = 1
 
@@ -48,7 +47,7 @@ class Scores:
     @classmethod
     def from_json(cls, text: str | builtins.bytes) -> Scores:
         """Raises ContractError. Further fields of a model's score are its scorer's own affair."""
-        told = _finite(_parse(text))
+        told = _finite(load_json(text, "the scorer's output"))
         if isinstance(told, dict):
             used = {field.name for field in fields(ModelScore)}
             models = told.get("models", [])
@@ -72,10 +71,12 @@ class Evaluation:
     """Resource name of the champion's version, or empty."""
 
     def __post_init__(self) -> None:
-        if self.format_version != FORMAT_VERSION:
-            raise ContractError(
-                f"evaluation format {self.format_version} is not known here (this version reads {FORMAT_VERSION})."
-            )
+        require_version(
+            self.format_version,
+            FORMAT_VERSION,
+            "evaluation",
+            "evaluate the model again with this version of penstock",
+        )
 
     def to_json(self) -> str:
         """Canonical JSON."""
@@ -84,7 +85,7 @@ class Evaluation:
     @classmethod
     def from_json(cls, text: str | builtins.bytes) -> Evaluation:
         """Raises ContractError."""
-        return from_dict(cls, _parse(text))
+        return parse_json(cls, text, "the evaluation")
 
 
 def improvement(value: float | None, reference: float | None) -> float | None:
@@ -92,13 +93,6 @@ def improvement(value: float | None, reference: float | None) -> float | None:
     if value is None or reference is None or not (math.isfinite(value) and math.isfinite(reference)):
         return None
     return 1 - value / reference if reference > 0 else None
-
-
-def _parse(text: str | bytes) -> object:
-    try:
-        return json.loads(text)
-    except ValueError as exc:
-        raise ContractError(f"it is not JSON: {exc}") from exc
 
 
 def _finite(value: object) -> object:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 
 from penstock_components.launchers.evaluation import Evaluation, improvement
-from penstock_trainer.contract.fields import ContractError, canonical_json, from_dict
+from penstock_trainer.contract.fields import canonical_json, parse_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,10 +53,7 @@ class Verdict:
     @classmethod
     def from_json(cls, text: str | bytes) -> Verdict:
         """Raises ContractError."""
-        try:
-            return from_dict(cls, json.loads(text))
-        except ValueError as exc:
-            raise ContractError(f"it is not a verdict: {exc}") from exc
+        return parse_json(cls, text, "the verdict")
 
 
 def decide(evaluation: Evaluation, thresholds: Thresholds) -> Verdict:
