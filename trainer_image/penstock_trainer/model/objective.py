@@ -1,0 +1,69 @@
+"""A model with its loss: the module that engines spread over the ranks.
+
+A batch is a dict of tensors with the samples in dim 0. `labels` are class ids (for text: of the *next* token, already
+shifted), IGNORED where nothing is to be predicted; everything else in it is the model's input by keyword.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from penstock_trainer.model.linear_loss import linear_cross_entropy
+
+Batch = dict[str, Tensor]
+IGNORED = -100
+"""A label that is no target."""
+
+
+@runtime_checkable
+class SplitsHead(Protocol):
+    """A model whose head can be left to a loss that never holds all logits."""
+
+    def hidden(self, input_ids: Tensor) -> Tensor:
+        """What the head takes: [B, T, D]."""
+
+    def head_weight(self) -> Tensor:
+        """The head: [V, D]."""
+
+
+class Objective(nn.Module):
+    """Loss of a model on a batch.
+
+    A sum and not a mean: micro-batches and ranks may hold different numbers of targets, and only their sum over all of
+    them can be divided right. The model returns logits [..., V], or an object that has them as `logits`.
+    """
+
+    def __init__(self, model: nn.Module, *, chunk_tokens: int = 0) -> None:
+        super().__init__()
+        if chunk_tokens and not isinstance(model, SplitsHead):
+            raise TypeError(f"{type(model).__name__} has no head apart from its body: its logits cannot be chunked")
+        self.model = model
+        self.chunk_tokens = chunk_tokens
+
+    def forward(self, batch: Batch) -> Tensor:
+        """[1]: the sum of the targets' losses in nats, fp32. In eval mode [2]: and the number of them predicted."""
+        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+        labels = batch["labels"]
+        if self.chunk_tokens and self.training:
+            model: Any = self.model
+            hidden, weight = model.hidden(**inputs), model.head_weight()
+            loss = linear_cross_entropy(
+                hidden.flatten(0, -2), weight, labels.flatten(), ignore_index=IGNORED, chunk=self.chunk_tokens
+            )
+            return loss.reshape(1)
+        output = self.model(**inputs)
+        logits = cast("Tensor", getattr(output, "logits", output)).flatten(0, -2)
+        loss = cross_entropy(logits.float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+        if self.training:
+            return loss.reshape(1)
+        correct = (logits.argmax(-1) == labels.flatten()).sum()
+        return torch.stack((loss, correct.to(loss.dtype)))
+
+
+def count_targets(batch: Batch) -> int:
+    """Labels of a batch that are targets."""
+    return int((batch["labels"] != IGNORED).sum())
