@@ -22,7 +22,8 @@ from penstock_trainer.contract.config import (
 from penstock_trainer.contract.dataset import DatasetManifest
 from penstock_trainer.contract.events import StepEvent, parse_event
 from penstock_trainer.data import TokenWindows, read_manifest
-from penstock_trainer.model.decoder import Decoder, next_token_loss
+from penstock_trainer.model.decoder import Decoder
+from penstock_trainer.model.objective import Objective
 from penstock_trainer.optim import learning_rate
 
 # Losses of two strategies or world sizes differ by the order of fp32 sums: about 1e-6 of a loss near 5 over these
@@ -41,7 +42,7 @@ def tiny_config(
         ),
         data=DataConfig(uri=data_uri, seq_len=32),
         optim=OptimConfig(warmup_steps=3, clip_norm=0.3),
-        engine=EngineConfig(strategy=strategy, timeout_seconds=60),
+        engine=tiny_engine(strategy),
         checkpoint=CheckpointConfig(uri=root_uri, interval=4),
         steps=12,
         global_batch=12,
@@ -50,6 +51,16 @@ def tiny_config(
         seed=7,
     )
     return replace(config, **more)
+
+
+def tiny_engine(strategy: Strategy) -> EngineConfig:
+    """With what a strategy does only for bigger models, and groups of one rank for any world size."""
+    more: dict[str, Any] = {}
+    if strategy == "fsdp-hybrid":
+        more["shard_size"] = 1
+    if strategy == "zero3":
+        more["deepspeed"] = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
+    return EngineConfig(strategy=strategy, timeout_seconds=60, **more)
 
 
 def windows_in_place(directory: Path, manifest: DatasetManifest, config: JobConfig) -> TokenWindows:
@@ -66,6 +77,7 @@ def reference_losses(directory: Path, config: JobConfig) -> list[float]:
     windows = windows_in_place(directory, manifest, config)
     model = Decoder(config.model, manifest.tokenizer.vocab_size)
     model.initialize(config.seed)
+    objective = Objective(model)
     matrices = [weight for weight in model.parameters() if weight.ndim >= 2]
     vectors = [weight for weight in model.parameters() if weight.ndim < 2]
     optim = config.optim
@@ -78,12 +90,13 @@ def reference_losses(directory: Path, config: JobConfig) -> list[float]:
     losses = []
     for step in range(config.steps):
         tokens: Tensor = windows.samples(step * config.global_batch, config.global_batch)
-        loss = next_token_loss(model(tokens[:, :-1]), tokens[:, 1:])
+        batch = {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
+        loss = objective(batch) / batch["labels"].numel()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), optim.clip_norm)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(optim, step, config.steps)
+            group["lr"] = learning_rate(optim, step, config.steps, global_batch=config.global_batch)
         optimizer.step()
         losses.append(loss.item())
     return losses

@@ -11,10 +11,10 @@ import os
 import sys
 from dataclasses import replace
 
-import torch
+import torch.distributed as dist
 
 from penstock_trainer.contract.config import parse_args
-from penstock_trainer.preemption import Preemption
+from penstock_trainer.preemption import Answer, Preemption
 from penstock_trainer.rank_env import RankEnv
 from penstock_trainer.trainer import Trainer
 from penstock_trainer.world import World
@@ -24,15 +24,16 @@ class DropOut(Exception):
     """The end of a trainer that had no time to save."""
 
 
-class DroppingTrainer(Trainer):
-    """Is gone before the step after `drop_out_at`."""
+class Dropping(Preemption):
+    """Its trainer is gone before the step after `drop_out_at`."""
 
+    trainer: Trainer
     drop_out_at: int | None = None
 
-    def _tokens(self) -> torch.Tensor:
-        if self.progress.step == self.drop_out_at:
+    def ask(self, control: dist.ProcessGroup) -> Answer:
+        if self.trainer.progress.step == self.drop_out_at:
             raise DropOut
-        return super()._tokens()
+        return super().ask(control)
 
 
 def main() -> None:
@@ -42,8 +43,9 @@ def main() -> None:
         for scenario in json.loads(sys.argv[1]):
             sys.stdout.write(json.dumps({"scenario": scenario["name"]}) + "\n")
             told = replace(world, env=replace(env, model_dir=scenario.get("model_dir", "")))
-            trainer = DroppingTrainer(parse_args([f"--config={scenario['config']}"]), told, Preemption())
-            trainer.drop_out_at = scenario.get("drop_out_at")
+            preemption = Dropping()
+            trainer = Trainer(parse_args([f"--config={scenario['config']}"]), told, preemption)
+            preemption.trainer, preemption.drop_out_at = trainer, scenario.get("drop_out_at")
             try:
                 trainer.fit()
             except DropOut:

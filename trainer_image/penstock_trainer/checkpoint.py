@@ -28,9 +28,9 @@ from penstock_trainer.contract.checkpoint import (
     step_dir_uri,
     step_of,
 )
-from penstock_trainer.contract.config import JobConfig
+from penstock_trainer.contract.config import JobConfig, ModelConfig, OptimConfig
 from penstock_trainer.contract.dataset import TOKENIZER_NAME
-from penstock_trainer.contract.fields import ContractError
+from penstock_trainer.contract.fields import ContractError, to_dict
 from penstock_trainer.engines.engine import State
 from penstock_trainer.errors import CheckpointError, FencedError
 from penstock_trainer.ownership import check_ownership, replace_as_owner
@@ -190,7 +190,8 @@ class Checkpointer:
                 continue
             self._require_continuable(manifest, root_uri)
             is_touched = True
-            if self._load(state, ObjectReader(storage, step_dir_uri(root_uri, step), manifest)):
+            reader = ObjectReader(storage, step_dir_uri(root_uri, step), manifest)
+            if self._load(_written_part(state, manifest), reader):
                 logger.info("continuing from step %d of %s", manifest.step, root_uri)
                 return Progress(
                     step=manifest.step,
@@ -206,6 +207,7 @@ class Checkpointer:
     def _require_continuable(self, manifest: Manifest, root_uri: str) -> None:
         uri = step_dir_uri(root_uri, manifest.step)
         _require_same_model(manifest, self._config, uri)
+        _require_same_optimizer(manifest, self._config, uri)
         _require_same_tokenizer(manifest, self._tokenizer_sha256, self._config.data.uri, uri)
         steps = self._config.steps
         if manifest.step > steps:
@@ -287,18 +289,35 @@ def _verify(storage: Storage, directory_uri: str, entry: CheckpointObject) -> No
         )
 
 
+def _written_part(state: State, manifest: Manifest) -> State:
+    """What of a state a checkpoint can fill: a run in fp16 that continues one in another precision keeps its own scale."""
+    was_scaled = manifest.config.get("engine", {}).get("precision") == "fp16"
+    return {name: part for name, part in state.items() if name != "loss_scale" or was_scaled}
+
+
 def _require_same_model(manifest: Manifest, config: JobConfig, uri: str) -> None:
-    written: Mapping[str, Any] = manifest.config.get("model", {})
-    wanted: Mapping[str, Any] = json.loads(config.to_json())["model"]
+    written: Mapping[str, Any] = {**to_dict(ModelConfig()), **manifest.config.get("model", {})}
+    wanted: Mapping[str, Any] = to_dict(config.model)
     other = [
         f"model.{name} = {written.get(name)!r} (here {wanted[name]!r})"
         for name in wanted
-        if written.get(name) != wanted[name]
+        if written.get(name) != wanted[name] and name != "dropout"
     ]
     if other:
         raise CheckpointError(
             f"{uri} was written by a model of another shape: {', '.join(other)}. "
             "Give the same model, or another checkpoint root."
+        )
+
+
+def _require_same_optimizer(manifest: Manifest, config: JobConfig, uri: str) -> None:
+    """Its state is another: AdamW has two moments, SGD one or none."""
+    written = {**to_dict(OptimConfig()), **manifest.config.get("optim", {})}
+    if (written["name"], written["momentum"] > 0) != (config.optim.name, config.optim.momentum > 0):
+        raise CheckpointError(
+            f"{uri} has the state of optim.name = {written['name']!r} with momentum {written['momentum']}, and this run "
+            f"has {config.optim.name!r} with momentum {config.optim.momentum}. Give the same optimizer, or begin anew "
+            "with another checkpoint root."
         )
 
 

@@ -23,6 +23,7 @@ from penstock_trainer.contract.config import JobConfig
 from penstock_trainer.contract.dataset import MANIFEST_NAME, DatasetManifest, DatasetObject
 from penstock_trainer.contract.fields import ContractError
 from penstock_trainer.errors import BatchError, DatasetError
+from penstock_trainer.model.objective import Batch
 from penstock_trainer.storage import FileStorage, ObjectInfo, ObjectNotFoundError, join, path_of, storage_for
 from penstock_trainer.world import World
 
@@ -125,6 +126,14 @@ class TokenWindows:
         """Samples [first, first + count) of the run as int64 [count, seq_len + 1]; epochs follow one another."""
         indices = self.windows_of(first, count)
         return torch.from_numpy(np.stack([self._window(int(index)) for index in indices]).astype(np.int64))
+
+    def batches(self, first: int, plan: BatchPlan) -> list[Batch]:
+        """A rank's micro-batches of one step, beginning at sample `first`; labels are the tokens that come next."""
+        tokens = self.samples(first, plan.per_rank)
+        return [
+            {"input_ids": micro[:, :-1], "labels": micro[:, 1:]}
+            for micro in torch.split(tokens, plan.micro_batch)
+        ]
 
     def windows_of(self, first: int, count: int) -> Indices:
         """Which windows these samples are."""

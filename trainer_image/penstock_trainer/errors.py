@@ -8,6 +8,8 @@ class TrainerError(Exception):
 
     TrainerError
     ├── BatchError        the global batch cannot be cut over the ranks, or the data has no full batch
+    ├── EngineError       the strategy does not fit the device, the ranks or the model
+    ├── ModelError        the model's source cannot be read, is not covered, or does not fit the data
     ├── DatasetError      a dataset, or an object of it, is not what its manifest says
     ├── CheckpointError   no way to write or to continue
     │   └── FencedError   another attempt owns the checkpoint root by now
@@ -19,6 +21,14 @@ class TrainerError(Exception):
 
 class BatchError(TrainerError):
     """The global batch does not fit the ranks or the data."""
+
+
+class EngineError(TrainerError):
+    """The strategy cannot spread this model over these ranks on this device."""
+
+
+class ModelError(TrainerError):
+    """The source of the model cannot be read, is not covered, or does not fit the data."""
 
 
 class DatasetError(TrainerError):

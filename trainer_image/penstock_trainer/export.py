@@ -1,6 +1,6 @@
 """The trained model as a Hugging Face directory; see penstock_trainer.contract.export.
 
-`transformers.LlamaForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load it as it is.
+`transformers.AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load it as it is.
 """
 
 from __future__ import annotations
@@ -13,27 +13,25 @@ from typing import Any
 
 import safetensors.torch
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from penstock_trainer.checkpoint_io import write_object
 from penstock_trainer.contract.checkpoint import CheckpointObject
-from penstock_trainer.contract.config import ModelConfig
 from penstock_trainer.contract.dataset import TOKENIZER_NAME, DatasetManifest
 from penstock_trainer.contract.export import MANIFEST_NAME, METRICS_NAME, ExportManifest
 from penstock_trainer.errors import DatasetError, ExportError
 from penstock_trainer.model.decoder import Decoder
+from penstock_trainer.model.hugging_face import WEIGHTS_NAME, hf_config, hf_name, model_config, own_name
+from penstock_trainer.model.source_directory import CONFIG_NAME
 from penstock_trainer.ownership import replace_as_owner
 from penstock_trainer.storage import ObjectNotFoundError, Storage, join, storage_for
-
-WEIGHTS_NAME = "model.safetensors"
-CONFIG_NAME = "config.json"
 
 
 def write_export(
     export_uri: str,
     *,
     weights: Mapping[str, Tensor],
-    config: ModelConfig,
+    model: nn.Module,
     seq_len: int,
     dataset_uri: str,
     dataset: DatasetManifest,
@@ -42,6 +40,9 @@ def write_export(
     check_owner: Callable[[], None],
 ) -> None:
     """Write an export, its manifest last. Blocks on storage. What stands there is replaced.
+
+    `model` says what the weights are of; its own may be sharded by now. The built-in decoder is exported as its family
+    of Hugging Face's, another model under its own names, with its own config where it is one of transformers'.
 
     Before each change `check_owner` raises if another attempt has taken the run over; what that one has written is left
     as it is, see `replace_as_owner`. Raises what it raises, StorageError, and DatasetError when the dataset's tokenizer
@@ -69,12 +70,11 @@ def write_export(
     replace_as_owner(storage, manifest_uri, check_owner, withdraw)
     eos_id = dataset.tokenizer.eos_id
     tokenizer = _tokenizer(dataset_uri, dataset)
-    named = {hf_name(name): weight for name, weight in weights.items()}
+    rename = hf_name if isinstance(model, Decoder) else str
+    named = {rename(name): weight for name, weight in weights.items()}
     files = {
         WEIGHTS_NAME: safetensors.torch.save(named, metadata={"format": "pt"}),
-        CONFIG_NAME: _json(
-            hf_config(config, vocab_size=_vocab_size(weights), seq_len=seq_len, eos_id=eos_id)
-        ),
+        CONFIG_NAME: _json(_config_of(model, seq_len=seq_len, eos_id=eos_id)),
         TOKENIZER_NAME: tokenizer,
         "tokenizer_config.json": _json(_tokenizer_config(tokenizer, eos_id, seq_len)),
         METRICS_NAME: metrics,
@@ -87,7 +87,8 @@ def read_export(export_uri: str) -> tuple[Decoder, dict[str, Any], bytes]:
     """The model, its config.json and its tokenizer.json, each verified against the manifest.
 
     Blocks on storage. Raises ExportError for a directory without a manifest and for an object that is not the one that
-    was written, ContractError for a manifest that is none, and StorageError.
+    was written, ContractError for a manifest that is none, ModelError for a config.json that the decoder does not cover,
+    and StorageError.
     """
     storage = storage_for(export_uri)
     try:
@@ -101,64 +102,17 @@ def read_export(export_uri: str) -> tuple[Decoder, dict[str, Any], bytes]:
     config = json.loads(_read(storage, export_uri, entries, CONFIG_NAME))
     weights = safetensors.torch.load(_read(storage, export_uri, entries, WEIGHTS_NAME))
     tokenizer = _read(storage, export_uri, entries, TOKENIZER_NAME)
-    model = Decoder(_model_config(config), config["vocab_size"])
-    model.load_state_dict({_own_name(name): weight for name, weight in weights.items()})
+    model = Decoder(model_config(config, where=join(export_uri, CONFIG_NAME)), config["vocab_size"])
+    model.load_state_dict({own_name(name): weight for name, weight in weights.items()})
     return model, config, tokenizer
 
 
-def hf_name(name: str) -> str:
-    """A weight's name in LlamaForCausalLM."""
-    return name if name.startswith("lm_head.") else f"model.{name}"
-
-
-def hf_config(config: ModelConfig, *, vocab_size: int, seq_len: int, eos_id: int) -> dict[str, Any]:
-    """config.json of a LlamaForCausalLM of the same shape."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": vocab_size,
-        "hidden_size": config.dim,
-        "intermediate_size": config.ffn_dim,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.dim // config.num_heads,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "max_position_embeddings": seq_len,
-        "rms_norm_eps": config.norm_eps,
-        # transformers 5 reads rope_parameters, vLLM and transformers 4 rope_theta.
-        "rope_theta": config.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
-        "tie_word_embeddings": config.tie_embeddings,
-        "initializer_range": 0.02,
-        "bos_token_id": eos_id,  # a document begins after the end of the one before
-        "eos_token_id": eos_id,
-        "torch_dtype": "float32",
-    }
-
-
-def _model_config(config: Mapping[str, Any]) -> ModelConfig:
-    """The inverse of `hf_config`."""
-    return ModelConfig(
-        dim=config["hidden_size"],
-        num_layers=config["num_hidden_layers"],
-        num_heads=config["num_attention_heads"],
-        num_kv_heads=config["num_key_value_heads"],
-        ffn_dim=config["intermediate_size"],
-        rope_theta=config["rope_theta"],
-        norm_eps=config["rms_norm_eps"],
-        tie_embeddings=config["tie_word_embeddings"],
-    )
-
-
-def _own_name(name: str) -> str:
-    return name.removeprefix("model.")
-
-
-def _vocab_size(weights: Mapping[str, Tensor]) -> int:
-    return weights["embed_tokens.weight"].shape[0]
+def _config_of(model: nn.Module, *, seq_len: int, eos_id: int) -> dict[str, Any]:
+    if isinstance(model, Decoder):
+        return hf_config(model.config, vocab_size=model.vocab_size, seq_len=seq_len, eos_id=eos_id)
+    config: Any = getattr(model, "config", None)
+    told: dict[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
+    return {"architectures": [type(model).__name__], **told}
 
 
 def _tokenizer(dataset_uri: str, dataset: DatasetManifest) -> bytes:

@@ -32,8 +32,10 @@ from penstock_trainer.engines import build_engine
 from penstock_trainer.engines.engine import StepResult
 from penstock_trainer.errors import DivergedError
 from penstock_trainer.export import write_export
+from penstock_trainer.loader import Loader
 from penstock_trainer.metrics import MetricsLog
-from penstock_trainer.model.decoder import Decoder
+from penstock_trainer.model.build import build_model
+from penstock_trainer.model.objective import Batch, Objective
 from penstock_trainer.optim import learning_rate
 from penstock_trainer.outcome import RETRYABLE, Outcome
 from penstock_trainer.ownership import take_ownership
@@ -56,10 +58,10 @@ class Trainer:
         self.batch = BatchPlan.of(config, world.env.world_size)
         self.dataset = world.from_primary(lambda: read_manifest(config.data.uri))
         self.windows = open_train_split(config.data.uri, self.dataset, config, world)
-        model = Decoder(config.model, self.dataset.tokenizer.vocab_size)
-        model.initialize(config.seed)
-        self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        self.engine = build_engine(model, config, self.batch, world)
+        self.model = build_model(config.model, vocab_size=self.dataset.tokenizer.vocab_size, seed=config.seed)
+        self.num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        objective = Objective(self.model, chunk_tokens=config.engine.loss_chunk_tokens)
+        self.engine = build_engine(objective, config, self.batch, world)
         self.checkpoints = Checkpointer(
             *_owned_root(config, world), config, world, tokenizer_sha256=self.dataset.tokenizer.sha256
         )
@@ -85,23 +87,30 @@ class Trainer:
         taken the root over, CheckpointError or StorageError when state cannot be written, DatasetError when the
         tokenizer cannot be exported, PeerError for an error of another rank, and RuntimeError of torch for a lost one.
         """
-        steps = self.config.steps
+        config = self.config
+        loader = Loader(
+            self._load, stride=config.global_batch, ahead=config.data.prefetch_steps, device=self.world.device
+        )
+        with loader:
+            return self._train(loader)
+
+    def _train(self, loader: Loader) -> Outcome:
+        config, steps = self.config, self.config.steps
+        num_targets = config.global_batch * config.data.seq_len
         while self.progress.step < steps:
             answer = self.preemption.ask(self.world.control)
+            rate = learning_rate(config.optim, self.progress.step, steps, global_batch=config.global_batch)
             result = self.engine.train_step(
-                self._tokens(),
-                learning_rate=learning_rate(self.config.optim, self.progress.step, steps),
+                loader.step(self.progress.samples_seen), num_targets=num_targets, learning_rate=rate
             )
-            self.progress = self.progress.after(
-                samples=self.config.global_batch, seq_len=self.config.data.seq_len
-            )
+            self.progress = self.progress.after(samples=config.global_batch, seq_len=config.data.seq_len)
             is_told_to_stop = answer.wait()
             is_logged = self._is_logged(self.progress.step)
             is_saved = is_told_to_stop or self._is_saved(self.progress.step)
             if is_logged or is_saved:
                 loss = self._finite_loss(result)
                 if is_logged and self.world.env.is_primary:
-                    self._log(loss, result)
+                    self._log(loss, result, rate)
             if is_saved:
                 self._save()
             if is_told_to_stop and self.progress.step < steps:
@@ -109,11 +118,9 @@ class Trainer:
         self._export()
         return "done"
 
-    def _tokens(self) -> torch.Tensor:
-        """This rank's [accumulation, micro_batch, seq_len + 1] tokens of the step: its part of the global batch."""
-        first = self.progress.samples_seen + self.world.env.rank * self.batch.per_rank
-        tokens = self.windows.samples(first, self.batch.per_rank)
-        return tokens.view(self.batch.accumulation, self.batch.micro_batch, -1).to(self.world.device)
+    def _load(self, first: int) -> list[Batch]:
+        """This rank's micro-batches of the step whose first sample over all ranks is `first`."""
+        return self.windows.batches(first + self.world.env.rank * self.batch.per_rank, self.batch)
 
     def _is_logged(self, step: int) -> bool:
         return step % self.config.log_interval == 0 or step in (1, self.config.steps)
@@ -128,7 +135,7 @@ class Trainer:
         """
         summed = result.loss.clone()
         dist.all_reduce(summed)
-        loss, grad_norm = summed.item() / self.world.env.world_size, float(result.grad_norm)
+        loss, grad_norm = summed.item(), float(result.grad_norm)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise DivergedError(
                 f"the loss of step {self.progress.step} is {loss} and its gradient's norm {grad_norm}. Lower "
@@ -136,7 +143,7 @@ class Trainer:
             )
         return loss
 
-    def _log(self, loss: float, result: StepResult) -> None:
+    def _log(self, loss: float, result: StepResult, rate: float) -> None:
         before, since = self._logged_at
         now = time.perf_counter()
         self._logged_at = (self.progress, now)
@@ -145,7 +152,7 @@ class Trainer:
                 step=self.progress.step,
                 steps=self.config.steps,
                 loss=loss,
-                learning_rate=learning_rate(self.config.optim, self.progress.step - 1, self.config.steps),
+                learning_rate=rate,
                 grad_norm=float(result.grad_norm),
                 tokens_per_second=(self.progress.tokens_seen - before.tokens_seen) / (now - since),
             )
@@ -173,7 +180,7 @@ class Trainer:
             lambda: write_export(
                 uri,
                 weights=weights,
-                config=self.config.model,
+                model=self.model,
                 seq_len=self.config.data.seq_len,
                 dataset_uri=self.config.data.uri,
                 dataset=self.dataset,

@@ -1,15 +1,19 @@
-"""Who may write an export."""
+"""What an export holds, and who may write it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from distributed.tiny_dataset import build_dataset
 from distributed.tiny_run import tiny_config
+from penstock_trainer.contract.config import RopeScaling
 from penstock_trainer.contract.export import ExportManifest
 from penstock_trainer.data import read_manifest
 from penstock_trainer.errors import FencedError
@@ -22,10 +26,11 @@ from penstock_trainer.storage import FileStorage
 class Exports:
     """Attempts of one run that export models of their own, told apart by the seed of their weights."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **shape: Any) -> None:
         self.uri = (directory / "model").as_uri()
         self._root_uri = (directory / "root").as_uri()
-        self._config = tiny_config(build_dataset(directory / "dataset"))
+        config = tiny_config(build_dataset(directory / "dataset"))
+        self._config = replace(config, model=replace(config.model, **shape))
         self._dataset = read_manifest(self._config.data.uri)
 
     def attempt(self, seed: int) -> Callable[..., None]:
@@ -45,7 +50,7 @@ class Exports:
             write_export(
                 self.uri,
                 weights=model.state_dict(),
-                config=self._config.model,
+                model=model,
                 seq_len=32,
                 dataset_uri=self._config.data.uri,
                 dataset=self._dataset,
@@ -75,6 +80,31 @@ class Exports:
             checkpoint_uri=self._root_uri,
             objects=objects,
         )
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"family": "llama", "rope_scaling": RopeScaling(kind="linear", factor=2.0)},
+        {"family": "mistral", "sliding_window": 5, "head_dim": 6},
+        {"family": "qwen2"},
+        {"family": "qwen3", "head_dim": 16, "tie_embeddings": True},
+    ],
+    ids=lambda shape: shape["family"],
+)
+def test_an_export_of_every_family_is_loaded_by_transformers_and_by_us(
+    shape: dict[str, Any], tmp_path: Path
+) -> None:
+    exports = Exports(tmp_path, **shape)
+    exports.attempt(1)()
+    ours, told, _ = read_export(exports.uri)
+    assert {name: getattr(ours.config, name) for name in shape} == shape
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
+    tokens = torch.arange(20).reshape(2, 10) % told["vocab_size"]
+    # fp32, the order of sums differs.
+    torch.testing.assert_close(ours.eval()(tokens), theirs(tokens).logits, atol=1e-5, rtol=1e-5)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert len(tokenizer) == told["vocab_size"]
 
 
 @pytest.mark.parametrize("stands", [False, True])

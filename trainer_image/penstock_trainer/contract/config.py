@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock_trainer.contract.deepspeed import check_deepspeed
 from penstock_trainer.contract.fields import (
     ContractError,
     canonical_json,
@@ -81,6 +82,7 @@ class JobConfig:
             f"at most what warm-up leaves of steps ({self.steps - self.optim.warmup_steps})",
         )
         require(self.max_restarts >= 0, "max_restarts", self.max_restarts, "0 or more")
+        check_deepspeed(self.engine.deepspeed, self)
 
     def to_json(self) -> str:
         """The canonical spelling: equal configs give equal bytes."""

@@ -1,7 +1,7 @@
 """The exported model: a Hugging Face directory with a manifest that is written last.
 
-<model>/model.safetensors   weights under Hugging Face Llama names
-<model>/config.json         LlamaForCausalLM
+<model>/model.safetensors   weights under the names of the family's Hugging Face class
+<model>/config.json         LlamaForCausalLM, or the class of another family
 <model>/tokenizer.json      the dataset's tokenizer, byte for byte
 <model>/tokenizer_config.json
 <model>/metrics.jsonl       one line a logged step of the whole run: the fields of events.StepEvent

@@ -9,20 +9,33 @@ from typing import cast
 from penstock_trainer.contract.config import JobConfig, Strategy
 from penstock_trainer.data import BatchPlan
 from penstock_trainer.engines.engine import Engine, EngineFactory
-from penstock_trainer.model.decoder import Decoder
+from penstock_trainer.errors import EngineError
+from penstock_trainer.model.objective import Objective
 from penstock_trainer.world import World
 
+_TORCH = "penstock_trainer.engines.torch_mesh:TorchEngine"
+_DEEPSPEED = "penstock_trainer.engines.zero:ZeroEngine"
 _CLASSES: Mapping[Strategy, str] = {
-    "fsdp-full": "penstock_trainer.engines.fsdp:FsdpEngine",
-    "zero2": "penstock_trainer.engines.zero:Zero2Engine",
+    "ddp": _TORCH,
+    "fsdp-full": _TORCH,
+    "fsdp-hybrid": _TORCH,
+    "zero1": _DEEPSPEED,
+    "zero2": _DEEPSPEED,
+    "zero3": _DEEPSPEED,
 }
 
 
-def build_engine(model: Decoder, config: JobConfig, batch: BatchPlan, world: World) -> Engine:
+def build_engine(objective: Objective, config: JobConfig, batch: BatchPlan, world: World) -> Engine:
     """The engine of config.engine.strategy around an initialized model, which it takes over. Collective.
 
-    Its module is imported here: a run that does not choose DeepSpeed does not need it.
+    Its module is imported here: a run that does not choose DeepSpeed does not need it. Raises EngineError for what the
+    device or the world size cannot do.
     """
+    if config.engine.precision == "fp16" and world.device.type != "cuda":
+        raise EngineError(
+            f"engine.precision = 'fp16' needs a GPU, and this run is on {world.device}: fp16 has no fast path there, "
+            "and its narrow range no use. Use fp32, or bf16 where the processor has it."
+        )
     module, _, name = _CLASSES[config.engine.strategy].partition(":")
     factory = cast("EngineFactory", getattr(importlib.import_module(module), name))
-    return factory(model, config, batch, world)
+    return factory(objective, config, batch, world)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,12 +10,14 @@ from torch import Tensor
 
 from penstock_trainer.contract.config import JobConfig
 from penstock_trainer.data import BatchPlan
-from penstock_trainer.model.decoder import Decoder
+from penstock_trainer.model.objective import Batch, Objective
 from penstock_trainer.world import World
 
 State = dict[str, Any]
-"""`{"model": {fqn: tensor}, "opt": {"state": {fqn: {"step", "exp_avg", "exp_avg_sq"}}}}`. Its tensors are the live ones,
-whole or as the part that this rank holds; torch.distributed.checkpoint reads and fills them in place."""
+"""`{"model": {fqn: tensor}, "opt": {"state": {fqn: {"step", "exp_avg", "exp_avg_sq"}}}}`; SGD has `momentum_buffer` in
+place of the three, and fp16 adds `{"loss_scale": {"scale", "good_steps"}}`. Its tensors are the live ones, whole or as
+the part that this rank holds; torch.distributed.checkpoint reads and fills them in place. Frozen parameters have no
+optimizer state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,7 @@ class StepResult:
     """What a step leaves to log. Tensors may still be on their way through the device."""
 
     loss: Tensor
-    """Mean over this rank's tokens of the step."""
+    """This rank's share: the sum over ranks is the mean over the step's targets."""
     grad_norm: Tensor | float
     """Of all gradients of all ranks, before clipping."""
 
@@ -30,11 +33,12 @@ class StepResult:
 class Engine(Protocol):
     """One strategy. Every method is collective: all ranks call it, in the same order."""
 
-    def train_step(self, tokens: Tensor, *, learning_rate: float) -> StepResult:
-        """One optimizer step on this rank's [accumulation, micro_batch, seq_len + 1] tokens.
+    def train_step(self, batches: Sequence[Batch], *, num_targets: int, learning_rate: float) -> StepResult:
+        """One optimizer step on this rank's micro-batches, as many as the plan's accumulation.
 
         One call rather than forward, backward and step, because engines differ in when they reduce gradients: the
-        accumulation loop is theirs. The gradient is that of the mean over the global batch, clipped by its true norm.
+        accumulation loop is theirs. The gradient is that of the mean over the `num_targets` targets of all ranks,
+        clipped by its true norm. A step whose gradient overflows in fp16 is left out and lowers the loss scale.
         """
 
     def state(self) -> State:
@@ -53,5 +57,5 @@ class Engine(Protocol):
 class EngineFactory(Protocol):
     """How an engine's class is called."""
 
-    def __call__(self, model: Decoder, config: JobConfig, batch: BatchPlan, world: World) -> Engine:
+    def __call__(self, objective: Objective, config: JobConfig, batch: BatchPlan, world: World) -> Engine:
         """Spread an initialized model, which lies on CPU in fp32, over the ranks."""

@@ -1,9 +1,10 @@
-"""DeepSpeed ZeRO: stage 2 shards gradients and optimizer state and keeps working weights whole on every rank."""
+"""DeepSpeed ZeRO: stage 1 shards optimizer state, stage 2 gradients too, stage 3 parameters too."""
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import deepspeed
@@ -14,18 +15,24 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_set_full_fp32_param
 from torch import Tensor
 
 from penstock_trainer.contract.config import JobConfig
+from penstock_trainer.contract.deepspeed import bucket_elements, merged
 from penstock_trainer.data import BatchPlan
+from penstock_trainer.engines.blocks import find_blocks, recompute
 from penstock_trainer.engines.engine import State, StepResult
 from penstock_trainer.engines.flat_shard import FlatShard
-from penstock_trainer.model.decoder import Decoder, next_token_loss
-from penstock_trainer.optim import STATE_KEYS, build_adamw, materialize_state, set_learning_rate
+from penstock_trainer.engines.loss_scale import GROWTH_INTERVAL, INITIAL_SCALE
+from penstock_trainer.model.objective import Batch, Objective
+from penstock_trainer.optim import build_optimizer, materialize_state, set_learning_rate, state_keys
 from penstock_trainer.world import World
 
+logger = logging.getLogger(__name__)
 
-class Zero2Engine:
-    """See Engine. DeepSpeed reduces the gradients of every micro-batch: no rank keeps those of the whole model."""
 
-    def __init__(self, model: Decoder, config: JobConfig, batch: BatchPlan, world: World) -> None:
+class ZeroEngine:
+    """See Engine. DeepSpeed reduces the gradients of every micro-batch from stage 2 on: no rank keeps those of the
+    whole model."""
+
+    def __init__(self, objective: Objective, config: JobConfig, batch: BatchPlan, world: World) -> None:
         deepspeed_logger.setLevel(logging.WARNING)
         # On CPU, initialize would compile this op, for minutes and under a lock file that outlives a killed build; it
         # serves inference only.
@@ -33,89 +40,189 @@ class Zero2Engine:
         os.environ.setdefault(
             "LOCAL_RANK", str(world.env.local_rank)
         )  # DeepSpeed reads it; a lone process has none
-        is_bf16 = config.engine.precision == "bf16"
+        engine = config.engine
+        blocks, reason = find_blocks(objective.model, engine.wrap_class)
+        logger.info("blocks=%d (%s)", len(blocks), reason)
+        for block in blocks:
+            recompute(block, engine.activation_checkpointing)
+            if engine.compile:
+                block.compile()
+        model = objective.model
+        is_narrow = engine.precision != "fp32"
         masters = (
-            {name: weight.detach().clone() for name, weight in model.named_parameters()} if is_bf16 else {}
+            {name: weight.detach().clone() for name, weight in model.named_parameters()} if is_narrow else {}
         )
-        optimizer = build_adamw(model.parameters(), config.optim)
+        optimizer = build_optimizer(model.parameters(), config.optim)
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
-            model=model,
+            model=objective,
             optimizer=optimizer,
             config=_deepspeed_config(config, batch, world),
             dist_init_required=False,
         )
-        self._is_primary = world.env.is_primary
-        self._parameters = dict(self._engine.module.named_parameters())
-        self._adamw = optimizer
-        materialize_state(optimizer)
-        self._optimizer._lazy_init_hp_params_optimizer_state()
-        # DeepSpeed made its masters from weights that it had cast to bf16 before.
+        self._world = world
+        self._batch = batch
+        self._is_stage_3 = engine.strategy == "zero3"
+        self._state_keys = state_keys(config.optim)
+        self._parameters = dict(model.named_parameters())
+        self._inner = optimizer
+        self._masters = _masters_of(self._optimizer)
+        self._materialize(config)
+        # DeepSpeed made its masters from weights that it had narrowed before.
         for name, master in masters.items():
-            safe_set_full_fp32_param(self._parameters[name], master.to(world.device))
+            if self._parameters[name].requires_grad:
+                safe_set_full_fp32_param(self._parameters[name], master.to(world.device))
 
-    def train_step(self, tokens: Tensor, *, learning_rate: float) -> StepResult:
+    def train_step(self, batches: Sequence[Batch], *, num_targets: int, learning_rate: float) -> StepResult:
         """See Engine.train_step. DeepSpeed counts the micro-batches and steps with the last."""
-        set_learning_rate(self._adamw, learning_rate)
+        set_learning_rate(self._inner, learning_rate)
+        # DeepSpeed averages over micro-batches and ranks; their sum belongs to the mean over all targets.
+        factor = self._world.env.world_size * self._batch.accumulation
         losses = []
-        for micro in tokens:
-            loss = next_token_loss(self._engine(micro[:, :-1]), micro[:, 1:])
-            self._engine.backward(loss)  # divides by the accumulation
+        for batch in batches:
+            loss = self._engine(batch).sum() / num_targets
+            self._engine.backward(loss * factor)
             self._engine.step()
             losses.append(loss.detach())
-        return StepResult(torch.stack(losses).mean(), self._engine.get_global_grad_norm())
+        return StepResult(torch.stack(losses).sum(), self._engine.get_global_grad_norm())
 
     def state(self) -> State:
         """See Engine.state. Each rank names only the parameters of which its partition holds a part."""
         weights: dict[str, Tensor] = {}
         moments: dict[str, dict[str, Tensor]] = {}
         for name, parameter in self._parameters.items():
-            part = parameter._hp_mapping
-            if part is None:
+            if not parameter.requires_grad:
+                weights[name] = self._frozen(parameter)
                 continue
-            weights[name] = _shard(parameter, part.hp_fragment)
-            step = self._adamw.state[self._optimizer.single_partition_of_fp32_groups[part.param_group_index]]
-            moments[name] = {
-                "step": step["step"],
-                **{key: _shard(parameter, part.get_hp_fragment(key)) for key in STATE_KEYS},
-            }
-        return {"model": weights, "opt": {"state": moments}}
+            for start, shape, flat, state in self._parts(parameter):
+                weights[name] = FlatShard(flat, shape=shape, start=start)
+                moments[name] = {
+                    key: value if key == "step" else FlatShard(value, shape=shape, start=start)
+                    for key, value in state.items()
+                }
+        told: State = {"model": weights, "opt": {"state": moments}}
+        if self._engine.fp16_enabled():
+            told["loss_scale"] = self._loss_scale = _scale_of(self._optimizer.loss_scaler)
+        return told
 
     def state_loaded(self) -> None:
         """See Engine.state_loaded. Masters were loaded; the weights that the model computes with follow from them."""
-        self._optimizer.update_lp_params()
+        if self._is_stage_3:
+            for group in range(len(self._optimizer.fp16_groups)):
+                self._optimizer._reassign_or_swap_out_partitioned_parameters(group)
+            persistent = self._optimizer.persistent_parameters
+            if persistent:
+                persistent[0].partition(persistent)
+                persistent[0].all_gather(persistent)
+        else:
+            self._optimizer.update_lp_params()
+        if self._engine.fp16_enabled():
+            _set_scale(self._optimizer.loss_scaler, self._loss_scale)
 
     def weights(self) -> dict[str, Tensor]:
         """See Engine.weights. Gathers one parameter's master at a time."""
         kept = {}
         for name, parameter in self._parameters.items():
-            whole = safe_get_full_fp32_param(parameter)
-            if self._is_primary:
-                kept[name] = whole.cpu()
+            whole = (
+                safe_get_full_fp32_param(parameter) if parameter.requires_grad else self._frozen(parameter)
+            )
+            if self._world.env.is_primary:
+                kept[name] = whole.float().cpu()
         return kept
+
+    def _materialize(self, config: JobConfig) -> None:
+        """Stage 3 hands the inner optimizer its masters only while it steps; the other stages leave them there."""
+        groups = [list(group["params"]) for group in self._inner.param_groups]
+        if self._is_stage_3:
+            self._inner.param_groups[0]["params"] = self._masters
+            for group in self._inner.param_groups[1:]:
+                group["params"] = []
+        materialize_state(self._inner, config.optim)
+        for group, parameters in zip(self._inner.param_groups, groups, strict=True):
+            group["params"] = parameters
+
+    def _parts(self, parameter: Any) -> Iterator[tuple[int, torch.Size, Tensor, dict[str, Tensor]]]:
+        """(start, whole shape, flat master, its optimizer state) of what this rank holds of a parameter: one or none."""
+        if self._is_stage_3:
+            size = parameter.ds_tensor.ds_numel
+            start = size * parameter.ds_process_group.rank()
+            numel = min(size, parameter.ds_numel - start)  # the last partition is padded
+            if numel <= 0:
+                return
+            group, offset, _ = self._optimizer.grad_position[self._optimizer.get_param_id(parameter)]
+            master = self._masters[group]
+            shape = parameter.ds_shape
+        else:
+            part = parameter._hp_mapping
+            if part is None:
+                return
+            master = self._masters[part.param_group_index]
+            offset, numel = part.hp_fragment_address.start, part.hp_fragment_address.numel
+            start, shape = part.lp_fragment_address.start, parameter.shape
+        state = self._inner.state[master]
+        flat = {key: state[key].narrow(0, offset, numel) for key in self._state_keys}
+        if "step" in state:
+            flat["step"] = state["step"]
+        yield start, shape, master.detach().narrow(0, offset, numel), flat
+
+    def _frozen(self, parameter: Any) -> Tensor:
+        """A parameter that is not trained, whole; stage 3 gathers it."""
+        if not self._is_stage_3:
+            return parameter.detach()  # type: ignore[no-any-return]
+        with deepspeed.zero.GatheredParameters([parameter]):
+            return parameter.detach().clone()  # type: ignore[no-any-return]
+
+
+def _masters_of(optimizer: Any) -> list[Tensor]:
+    """This rank's flat fp32 masters, by the name under which each of DeepSpeed's optimizers has them.
+
+    Stage 3; stages 1 and 2; and stage 1 in bf16, whose optimizer is another.
+    """
+    names = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
+    return next(getattr(optimizer, name) for name in names if hasattr(optimizer, name))
 
 
 def _deepspeed_config(config: JobConfig, batch: BatchPlan, world: World) -> dict[str, Any]:
-    # Gradients are reduced in fp32. DeepSpeed wants an even number of elements.
-    bucket_elements = max(2, config.engine.bucket_bytes // 4 // 2 * 2)
-    return {
+    engine = config.engine
+    zero: dict[str, Any] = {
+        "stage": int(engine.strategy.removeprefix("zero")),
+        "reduce_bucket_size": bucket_elements(engine),
+        "overlap_comm": world.device.type == "cuda",
+    }
+    if engine.strategy != "zero3":
+        zero["allgather_bucket_size"] = bucket_elements(engine)
+    if engine.cpu_offload:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": world.device.type == "cuda"}
+    base = {
         "train_batch_size": config.global_batch,
         "train_micro_batch_size_per_gpu": batch.micro_batch,
         "gradient_accumulation_steps": batch.accumulation,
         "gradient_clipping": config.optim.clip_norm,
-        "zero_allow_untested_optimizer": True,  # our own AdamW; it is not in DeepSpeed's list in its fused form
-        "zero_optimization": {
-            "stage": 2,
-            "reduce_bucket_size": bucket_elements,
-            "allgather_bucket_size": bucket_elements,
-            "overlap_comm": world.device.type == "cuda",
+        "zero_allow_untested_optimizer": True,  # torch's own; DeepSpeed's list does not have its fused form
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": zero,
+        "bf16": {"enabled": engine.precision == "bf16"},
+        "fp16": {
+            "enabled": engine.precision == "fp16",
+            "loss_scale": 0,
+            "initial_scale_power": int(INITIAL_SCALE).bit_length() - 1,
+            "loss_scale_window": GROWTH_INTERVAL,
+            "hysteresis": 1,
         },
-        "bf16": {"enabled": config.engine.precision == "bf16"},
-        "communication_data_type": "fp32",
+        "communication_data_type": engine.reduce_dtype,
         "data_types": {"grad_accum_dtype": "fp32"},
         "steps_per_print": None,
     }
+    told, reasons = merged(base, engine.deepspeed)
+    for reason in reasons:
+        logger.info("%s", reason)
+    return told
 
 
-def _shard(parameter: Any, fragment: Tensor) -> FlatShard:
-    start = parameter._hp_mapping.lp_fragment_address.start
-    return FlatShard(fragment, shape=parameter.shape, start=start)
+def _scale_of(scaler: Any) -> dict[str, Tensor]:
+    good_steps = scaler.cur_iter - scaler.last_overflow_iter - 1
+    return {"scale": torch.tensor(float(scaler.cur_scale)), "good_steps": torch.tensor(float(good_steps))}
+
+
+def _set_scale(scaler: Any, told: dict[str, Tensor]) -> None:
+    scaler.cur_scale = float(told["scale"])
+    scaler.cur_iter, scaler.last_overflow_iter = int(told["good_steps"]), -1

@@ -40,7 +40,9 @@ class Objective(nn.Module):
     def __init__(self, model: nn.Module, *, chunk_tokens: int = 0) -> None:
         super().__init__()
         if chunk_tokens and not isinstance(model, SplitsHead):
-            raise TypeError(f"{type(model).__name__} has no head apart from its body: its logits cannot be chunked")
+            raise TypeError(
+                f"{type(model).__name__} has no head apart from its body: its logits cannot be chunked"
+            )
         self.model = model
         self.chunk_tokens = chunk_tokens
 
@@ -54,16 +56,11 @@ class Objective(nn.Module):
             loss = linear_cross_entropy(
                 hidden.flatten(0, -2), weight, labels.flatten(), ignore_index=IGNORED, chunk=self.chunk_tokens
             )
-            return loss.reshape(1)
+            return torch.stack((loss,))
         output = self.model(**inputs)
         logits = cast("Tensor", getattr(output, "logits", output)).flatten(0, -2)
         loss = cross_entropy(logits.float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
         if self.training:
-            return loss.reshape(1)
+            return torch.stack((loss,))  # no view: FSDP2 could not hang its hook on one
         correct = (logits.argmax(-1) == labels.flatten()).sum()
         return torch.stack((loss, correct.to(loss.dtype)))
-
-
-def count_targets(batch: Batch) -> int:
-    """Labels of a batch that are targets."""
-    return int((batch["labels"] != IGNORED).sum())

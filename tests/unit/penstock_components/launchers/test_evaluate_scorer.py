@@ -47,7 +47,7 @@ def exported(bed, name, dataset_uri, *, seed):
     write_export(
         bed.uri(name),
         weights=model.state_dict(),
-        config=config,
+        model=model,
         seq_len=32,
         dataset_uri=dataset_uri,
         dataset=dataset,

@@ -67,7 +67,10 @@ def test_a_whole_number_may_be_spelled_as_kfp_does(text: str, value: int) -> Non
         (["--config=[1]"], "must be a JSON object"),
         (["--config={"], r"--config \(the output of JobConfig.to_json\(\)\) is not JSON"),
         (["steps=3"], "not of the form --<field>=<value>"),
-        (["--engine.strategy=zero9"], "must be one of 'fsdp-full', 'zero2'"),
+        (
+            ["--engine.strategy=zero9"],
+            "must be one of 'ddp', 'fsdp-full', 'fsdp-hybrid', 'zero1', 'zero2', 'zero3'",
+        ),
         (["--model.tie_embeddings=maybe"], "must be true or false"),
     ],
 )
