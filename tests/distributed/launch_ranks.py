@@ -1,4 +1,4 @@
-"""What the ranks of test_launch.py do: `python -m distributed.launch_ranks`, with LAUNCH_RANKS naming the function.
+"""What the ranks of test_launch.py and test_restart.py do: `python -m distributed.launch_ranks`, with LAUNCH_RANKS naming the function.
 
 They report as the trainer does, through PENSTOCK_RESULT_FILE.
 """
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 RANK = int(os.environ["RANK"])
+RESTART = int(os.environ["PENSTOCK_RESTART"])
 TOLD = (
     "RANK",
     "WORLD_SIZE",
@@ -31,21 +32,46 @@ def report(outcome: str, *, error: str = "", trace: str = "", step: int | None =
     Path(os.environ["PENSTOCK_RESULT_FILE"]).write_text(json.dumps(told))
 
 
+def tell_round() -> None:
+    """What this round's ranks are told, and that they reach each other."""
+    told = (
+        *("RANK", "MASTER_PORT", "PENSTOCK_RESTART", "PENSTOCK_ATTEMPT", "PENSTOCK_FENCING_TOKEN"),
+        *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"),
+    )
+    seen = {name: os.environ.get(name) for name in told}
+    say("round " + json.dumps(seen | {"sum": reduce_ranks()}))
+
+
 def say(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def reduce_ranks() -> float:
-    """A real all_reduce in a process group that stock env:// opened: the sum of all rank + 1."""
+    """A real all_reduce: the sum of all rank + 1."""
     import torch
     import torch.distributed as dist
 
     if not dist.is_initialized():
-        dist.init_process_group("gloo")
+        _init_process_group()
     tensor = torch.tensor([RANK + 1.0])
     dist.all_reduce(tensor)
     return float(tensor.item())
+
+
+def _init_process_group() -> None:
+    """As the trainer does where the launcher minted an attempt, and with stock env:// elsewhere."""
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+    attempt = os.environ.get("PENSTOCK_ATTEMPT")
+    if attempt is None:
+        dist.init_process_group("gloo")
+        return
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    dist.init_process_group(
+        "gloo", store=PrefixStore(attempt, store), rank=RANK, world_size=int(os.environ["WORLD_SIZE"])
+    )
 
 
 def leave() -> None:
@@ -82,6 +108,68 @@ def kill_rank_1() -> None:
 
 def exit_on_rank_1() -> None:
     _lose_rank_1(lambda: os._exit(3))
+
+
+def kill_rank_1_once() -> None:
+    tell_round()
+    if RESTART == 0:
+        kill_rank_1()
+    leave()
+    report("done")
+
+
+def replaced_and_killed() -> None:
+    """A successor takes the checkpoint root over, and then rank 1 is lost."""
+    from penstock_trainer.contract.config import parse_args
+    from penstock_trainer.ownership import take_ownership
+    from penstock_trainer.storage import storage_for
+
+    root_uri = parse_args(sys.argv[1:]).checkpoint.root_uri("")
+    if RANK == 1:
+        take_ownership(root_uri, storage_for(root_uri))
+    kill_rank_1()
+
+
+def script_killed_once() -> None:
+    _lose_script_rank_1(lambda: os.kill(os.getpid(), signal.SIGKILL), rounds=1)
+
+
+def script_exits_once() -> None:
+    _lose_script_rank_1(lambda: os._exit(3), rounds=1)
+
+
+def script_exits_always() -> None:
+    _lose_script_rank_1(lambda: os._exit(3), rounds=100)
+
+
+def script_counts() -> None:
+    """Goes on after the newest step in the directory of its first argument; rank 1 dies after step 3 if it began at 0."""
+    directory = Path(sys.argv[1])
+    begin = max((int(path.suffix[1:]) for path in directory.glob("state.*")), default=0)
+    say(f"begins at {begin}")
+    for step in range(begin + 1, 7):
+        total = reduce_ranks()
+        writing = directory.with_name(f"{directory.name}.writing")
+        writing.write_text(f"{total} at {step}")
+        writing.rename(directory / f"state.{step}")
+        if (begin, step, RANK) == (0, 3, 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+    leave()
+
+
+def script_waits() -> None:
+    tell_round()
+    time.sleep(600)
+
+
+def _lose_script_rank_1(end: Callable[[], None], *, rounds: int) -> None:
+    """Rank 0 has no report to write: it ends with the traceback of its broken collective."""
+    tell_round()
+    if rounds > RESTART:
+        if RANK == 1:
+            end()
+        reduce_ranks()
+    leave()
 
 
 def _lose_rank_1(end: Callable[[], None]) -> None:

@@ -6,9 +6,10 @@ import logging
 import os
 import sys
 
-from penstock_trainer.launch import Timing, launch_trainer
+from penstock_trainer.launch import launch_trainer
 from penstock_trainer.outcome import RETRYABLE
 from penstock_trainer.rendezvous import RendezvousError
+from penstock_trainer.watch import Timing
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)

@@ -106,7 +106,8 @@ def test_two_jobs_share_a_port_on_addresses_of_their_own(tmp_path: Path) -> None
 def test_the_first_cause_on_any_node_is_every_nodes_exit_code(
     root_uri: str, body: str, exit_code: int, cause: str
 ) -> None:
-    nodes = run_cluster([launcher(root_uri)] * 2, env=ranks(body), timeout_seconds=TIMEOUT_SECONDS)
+    command = [*launcher(root_uri), "--max_restarts=0"]
+    nodes = run_cluster([command] * 2, env=ranks(body), timeout_seconds=TIMEOUT_SECONDS)
 
     assert [node.returncode for node in nodes] == [exit_code, exit_code], nodes
     for node in nodes:
@@ -167,6 +168,7 @@ def test_a_killed_launcher_takes_its_ranks_along_and_ends_the_job_elsewhere(
         rank_pids = [waiting_pids(node, count=1)[0] for node in nodes]
         nodes[killed].send_signal(signal.SIGKILL)
         assert nodes[1 - killed].wait(TIMEOUT_SECONDS) == 134, nodes[1 - killed].stderr
+        assert "restart 1 of" not in nodes[1 - killed].stderr  # not without the node
         assert_gone(rank_pids)
         for pid in waiting_pids(nodes[killed], count=1)[1:]:
             os.kill(pid, signal.SIGKILL)

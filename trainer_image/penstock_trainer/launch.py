@@ -11,65 +11,45 @@ own timeouts while a node is minutes late. Holding early ranks at a gate would s
 idle, and launchers without torch would need a second protocol beside TCPStore: not worth it next to minutes of
 provisioning.
 
-Seams: a restart in place would call `_start_ranks` and `_Watch` again on a fresh Rendezvous; syncing a foreign
-script's checkpoints would run beside `_Watch`.
+Restarts. When a rank is lost while every node's launcher lives, the launchers end what is left of their ranks and start
+all of them again, `max_restarts` times over the job: a crash costs seconds instead of new machines. Nothing of a round
+reaches the next, because gloo and NCCL take the addresses of dead peers for theirs: our trainer's ranks get a new
+attempt, whose name is the prefix of their keys in the launchers' store, and a script gets another MASTER_PORT, where its
+rank 0 opens a new store. Not restarted in place: a failure that our trainer reported itself, a job that was told to
+stop, and one that lost a node.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import os
-import queue
 import shutil
-import signal
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Self
 
 from penstock_trainer.cluster import Cluster
+from penstock_trainer.contract.checkpoint import Owner
 from penstock_trainer.contract.config import parse_args
-from penstock_trainer.outcome import RankEnd, Verdict, decide
-from penstock_trainer.ownership import take_ownership
+from penstock_trainer.outcome import RankEnd, Verdict, mends_in_place
+from penstock_trainer.ownership import check_ownership, take_ownership
 from penstock_trainer.ranks import Ranks
-from penstock_trainer.rendezvous import Listener, Plan, Rendezvous, RendezvousError, listen, reserved_port
+from penstock_trainer.rendezvous import Listener, Plan, Rendezvous, listen, reserved_port
+from penstock_trainer.script_checkpoints import ScriptCheckpoints, SyncLoop
 from penstock_trainer.storage import storage_for
+from penstock_trainer.watch import Signals, Timing, Watch
 
 logger = logging.getLogger(__name__)
-
-Events = queue.SimpleQueue[RankEnd | int]
-"""Ends of ranks, and signal numbers. SimpleQueue.put is reentrant, hence allowed in a signal handler."""
 
 
 class LaunchError(Exception):
     """The job cannot be started as it was asked for; another try would not help."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Timing:
-    """How long the launcher waits for what."""
-
-    join_seconds: float = 900.0
-    """For all nodes to come up: they start minutes apart, and each may have to pull an image of 10 GB."""
-    save_seconds: float = 25.0
-    """Between a forwarded SIGTERM and SIGKILL. A Spot VM is gone 30 s after its notice."""
-    peer_seconds: float = 10.0
-    """Between the bad end of one rank and SIGKILL for the others: long enough to notice a broken connection and to
-    report it, far shorter than a collective's timeout."""
-    beat_seconds: float = 5.0
-    """Between two signs of life of a launcher."""
-    silence_seconds: float = 60.0
-    """Without a sign of life after which a node is given up: 12 missed ones, or a live migration's pause."""
-    farewell_seconds: float = 5.0
-    """For the other launchers to read the verdict before the primary takes the store away."""
-    poll_seconds: float = 1.0
-    """Between two looks at the store while ranks run; ten times as often when they have ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,8 +60,24 @@ class Program:
     local_world_size: int
     reports: bool
     """Whether ranks write PENSTOCK_RESULT_FILE."""
-    mint: Callable[[Listener], Mapping[str, str]]
-    """Called once, on the primary: environment that all ranks of the job share."""
+    max_restarts: int
+    """The primary's counts, for all nodes."""
+    mint: Callable[[Listener, int], Mapping[str, str]]
+    """Called on the primary with the number of rounds before: environment that all ranks of the round share. Raises as
+    `watch.Replan` does."""
+    sync: Callable[[], SyncLoop] | None = None
+    """What keeps the ranks' checkpoint directory in storage during one round, not yet started."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointDir:
+    """Where a script keeps its checkpoints on each node, and where they are copied to."""
+
+    path: Path
+    uri: str = ""
+    """Empty: AIP_CHECKPOINT_DIR."""
+    sync_seconds: float = 60.0
+    """Between two syncs."""
 
 
 def launch_trainer(
@@ -100,8 +96,14 @@ def launch_trainer(
     cluster = Cluster.from_environ(environ)
     root_uri = config.checkpoint.root_uri(environ.get("AIP_CHECKPOINT_DIR", ""))
 
-    def mint(listener: Listener) -> Mapping[str, str]:
-        owner = take_ownership(root_uri, storage_for(root_uri))
+    owner: Owner | None = None
+
+    def mint(listener: Listener, _restart: int) -> Mapping[str, str]:
+        nonlocal owner
+        storage = storage_for(root_uri)
+        if owner is not None:  # a job that was replaced meanwhile must not take the root back
+            check_ownership(root_uri, owner, storage)
+        owner = take_ownership(root_uri, storage)
         logger.info("attempt %s owns %s (fencing token %d)", owner.attempt, root_uri, owner.fencing_token)
         return {
             "PENSTOCK_ATTEMPT": owner.attempt,
@@ -115,6 +117,7 @@ def launch_trainer(
         argv=(sys.executable, "-m", rank_module, *args),
         local_world_size=visible_accelerators() or config.processes_per_node,
         reports=True,
+        max_restarts=config.max_restarts,
         mint=mint,
     )
     return _launch(program, cluster, environ, timing or Timing())
@@ -125,12 +128,26 @@ def launch_script(
     environ: Mapping[str, str],
     *,
     processes_per_node: int | None = None,
+    max_restarts: int = 3,
+    checkpoint_dir: CheckpointDir | None = None,
     timing: Timing | None = None,
 ) -> int:
     """Run anybody's command once per accelerator of this node (else once) and return the exit code. Blocks.
 
-    Rank 0 opens its own store on MASTER_PORT: the first of CLUSTER_SPEC's open_ports, else a free port of the primary.
-    Raises ClusterError, LaunchError or RendezvousError.
+    Rank 0 opens its own store on MASTER_PORT. Each round takes the next of CLUSTER_SPEC's open_ports; when all are used,
+    a port of the primary that was free when the round was planned and is no earlier round's: each is held, bound and
+    not listening, until the job ends. A port that served a round has that round's connections in TIME_WAIT, over which
+    TCPStore would bind (libuv sets SO_REUSEADDR) but other servers need not, and a helper that left its rank's process
+    group may still listen there; hence another port each time. That a port outside open_ports is reachable from the
+    other nodes is no new demand: gloo and NCCL connect on ports that the system chooses.
+
+    The script is told the number of rounds before as PENSTOCK_RESTART and, for scripts written for torchrun, as
+    TORCHELASTIC_RESTART_COUNT; no code of env:// reads either.
+
+    With `checkpoint_dir`, each node restores its directory before the first round when it is empty or missing, copies it
+    to storage while ranks run, and once more when those of a round have ended; see script_checkpoints. A job whose last
+    copy fails ends with 134. Raises ClusterError, LaunchError or RendezvousError; StorageError or ContractError when
+    the directory's copy cannot be read.
     """
     cluster = Cluster.from_environ(environ)
     if not command:
@@ -139,21 +156,48 @@ def launch_script(
         raise LaunchError(f"{command[0]!r} is not a program on PATH; give its path.")
     if processes_per_node is not None and processes_per_node < 1:
         raise LaunchError(f"--processes-per-node={processes_per_node} is not valid: it must be at least 1.")
+    if max_restarts < 0:
+        raise LaunchError(f"--max-restarts={max_restarts} is not valid: it must be 0 or more.")
+    sync = _opened(checkpoint_dir, cluster, environ) if checkpoint_dir else None
     with ExitStack() as stack:
 
-        def mint(listener: Listener) -> Mapping[str, str]:
-            if cluster.open_ports:
-                return {"MASTER_PORT": str(cluster.open_ports[0])}
-            held = stack.enter_context(reserved_port(listener.address))
-            return {"MASTER_PORT": str(held.getsockname()[1])}
+        def mint(listener: Listener, restart: int) -> Mapping[str, str]:
+            ports = [port for port in dict.fromkeys(cluster.open_ports) if port != listener.port]
+            if restart < len(ports):
+                port = ports[restart]
+            else:
+                port = stack.enter_context(reserved_port(listener.address)).getsockname()[1]
+            return {"MASTER_PORT": str(port), "TORCHELASTIC_RESTART_COUNT": str(restart)}
 
         program = Program(
             argv=tuple(command),
             local_world_size=processes_per_node or visible_accelerators() or 1,
             reports=False,
+            max_restarts=max_restarts,
             mint=mint,
+            sync=sync,
         )
         return _launch(program, cluster, environ, timing or Timing())
+
+
+def _opened(
+    checkpoint_dir: CheckpointDir, cluster: Cluster, environ: Mapping[str, str]
+) -> Callable[[], SyncLoop]:
+    """Program.sync for a directory that this node has taken over and restored."""
+    uri = checkpoint_dir.uri or environ.get("AIP_CHECKPOINT_DIR", "")
+    if not uri:
+        raise LaunchError(
+            f"--checkpoint-dir={checkpoint_dir.path} has nowhere to be copied to. Give --checkpoint-uri=gs://BUCKET/DIR, "
+            "or set base_output_directory on the job (Vertex then sets AIP_CHECKPOINT_DIR)."
+        )
+    if checkpoint_dir.sync_seconds <= 0:
+        raise LaunchError(f"--sync-seconds={checkpoint_dir.sync_seconds} is not valid: it must be above 0.")
+    checkpoints = ScriptCheckpoints(checkpoint_dir.path.absolute(), uri, cluster.node_rank)
+    try:
+        checkpoints.open()
+    except OSError as exc:
+        raise LaunchError(f"--checkpoint-dir={checkpoint_dir.path} cannot be restored: {exc}") from exc
+    return partial(SyncLoop, checkpoints, checkpoint_dir.sync_seconds)
 
 
 def visible_accelerators() -> int:
@@ -167,35 +211,93 @@ def visible_accelerators() -> int:
 
 def _launch(program: Program, cluster: Cluster, environ: Mapping[str, str], timing: Timing) -> int:
     with ExitStack() as stack:
-        events = stack.enter_context(_Signals())
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
-        ranks = stack.enter_context(Ranks(events.queue))
-        listener, env = None, None
+        signals = stack.enter_context(Signals())
+        listener, plan_of = None, None
         if cluster.is_primary:
             listener = listen(cluster)
             stack.enter_context(listener.socket)
-            env = program.mint(listener)
+            plan_of = _planner(program, listener)
         master = listener.address if listener else cluster.primary_host
-
-        def start(plan: Plan) -> None:
-            _start_ranks(ranks, program, plan, cluster, {**environ, "MASTER_ADDR": master}, directory)
-
-        if cluster.num_nodes == 1 and env is not None:
-            start(Plan(local_world_sizes=(program.local_world_size,), env=env))
+        node = stack.enter_context(_Node(program, cluster, {**environ, "MASTER_ADDR": master}, signals))
+        if cluster.num_nodes == 1 and plan_of:
+            node.start(plan_of((program.local_world_size,)))
         if listener:
             rendezvous = Rendezvous.host(listener, cluster)
         else:
-            rendezvous = Rendezvous.connect(cluster, timeout_seconds=timing.join_seconds, check=events.check)
+            rendezvous = Rendezvous.connect(cluster, timeout_seconds=timing.join_seconds, check=signals.check)
         if cluster.num_nodes > 1:
-            start(
+            node.start(
                 rendezvous.agree(
-                    program.local_world_size, env, timeout_seconds=timing.join_seconds, check=events.check
+                    program.local_world_size,
+                    plan_of,
+                    timeout_seconds=timing.join_seconds,
+                    check=signals.check,
                 )
             )
-        verdict = _Watch(ranks, rendezvous, cluster, timing).run(events.queue)
+        verdict = node.follow(rendezvous, timing, listener)
         log = logger.info if verdict.exit_code == 0 else logger.error
         log("exit code %d: %s", verdict.exit_code, verdict.reason)
         return verdict.exit_code
+
+
+def _planner(program: Program, listener: Listener) -> Callable[[tuple[int, ...]], Plan]:
+    """The first round's plan for the nodes' numbers of ranks. What it needs of storage is done at once."""
+    env = program.mint(listener, 0)
+    return lambda sizes: Plan(local_world_sizes=sizes, env=env, max_restarts=program.max_restarts)
+
+
+def _replan(program: Program, listener: Listener, plan: Plan, ends: Sequence[RankEnd]) -> Plan | None:
+    """A Replan for the round of `plan`."""
+    if plan.restart == plan.max_restarts or not mends_in_place(ends, reports=program.reports):
+        return None
+    restart = plan.restart + 1
+    return replace(plan, restart=restart, env=program.mint(listener, restart))
+
+
+class _Node:
+    """This node's ranks over all rounds. As a context manager it ends, on exit, those that are left."""
+
+    def __init__(
+        self, program: Program, cluster: Cluster, environ: Mapping[str, str], signals: Signals
+    ) -> None:
+        self._program = program
+        self._cluster = cluster
+        self._environ = environ
+        self._signals = signals
+        self._round = ExitStack()
+
+    def start(self, plan: Plan) -> None:
+        """Start the ranks of a round, and end what is left of those before."""
+        self._round.close()
+        self._plan = plan
+        directory = Path(self._round.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
+        self._ranks = self._round.enter_context(Ranks(self._signals.queue))
+        _start_ranks(self._ranks, self._program, plan, self._cluster, self._environ, directory)
+        self._sync = self._program.sync() if self._program.sync else None
+        if self._sync:
+            self._sync.start()
+
+    def follow(self, rendezvous: Rendezvous, timing: Timing, listener: Listener | None) -> Verdict:
+        """The verdict of the last round, after as many restarts as it takes. `listener` is the primary's. Blocks."""
+        while True:
+            replan = partial(_replan, self._program, listener, self._plan) if listener else None
+            watch = Watch(self._ranks, rendezvous, self._cluster, timing, replan=replan, sync=self._sync)
+            verdict = watch.run(self._signals.queue)
+            if not verdict.restart:
+                return verdict
+            plan = rendezvous.next_round()
+            cause = verdict.reason.splitlines()[0]
+            logger.warning("restart %d of %d: %s", plan.restart, plan.max_restarts, cause)
+            self._signals.repeat()
+            self.start(plan)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._round.close()
 
 
 def _start_ranks(
@@ -227,6 +329,7 @@ def _start_ranks(
             "LOCAL_RANK": str(local_rank),
             "LOCAL_WORLD_SIZE": str(num_ranks),
             "GROUP_RANK": str(cluster.node_rank),
+            "PENSTOCK_RESTART": str(plan.restart),
         }
         if result_file:
             env["PENSTOCK_RESULT_FILE"] = str(result_file)
@@ -240,139 +343,3 @@ def _start_ranks(
         first + num_ranks - 1,
         plan.world_size,
     )
-
-
-class _Signals:
-    """SIGTERM and SIGINT as events, while it is entered. Main thread only."""
-
-    def __init__(self) -> None:
-        self.queue: Events = queue.SimpleQueue()
-        self._received: int | None = None
-        self._before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
-
-    def check(self) -> None:
-        """Raise RendezvousError if a signal has come: before ranks have started there is nothing to save."""
-        if self._received is not None:
-            raise RendezvousError(f"{signal.Signals(self._received).name} before all nodes had joined")
-
-    def __enter__(self) -> Self:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.signal(number, self._receive)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _receive(self, number: int, _frame: FrameType | None) -> None:
-        self._received = number
-        self.queue.put(number)
-
-
-class _Watch:
-    """Follows the ranks of this node, and the other launchers, to the verdict."""
-
-    def __init__(self, ranks: Ranks, rendezvous: Rendezvous, cluster: Cluster, timing: Timing) -> None:
-        self._ranks = ranks
-        self._rendezvous = rendezvous
-        self._cluster = cluster
-        self._timing = timing
-        self._ends: list[RankEnd] = []
-        self._silent: list[int] = []
-        self._next_beat = 0.0
-        self._failed = False
-        self._told = False
-        self._cut_off = False
-        self._kill_at = math.inf
-        """When ranks that are left are killed."""
-        self._leave_at = math.inf
-        """When this launcher no longer waits for the others."""
-
-    def run(self, events: Events) -> Verdict:
-        """Block until the job's verdict is known, here and to the nodes that are there."""
-        while True:
-            with suppress(queue.Empty):
-                self._handle(events.get(timeout=self._timing.poll_seconds / (10 if self._ended else 1)))
-            if time.monotonic() > self._kill_at:
-                self._ranks.kill()
-            verdict = self._alone() if self._cut_off else self._confer()
-            if verdict is not None:
-                return verdict
-
-    def _handle(self, event: RankEnd | int) -> None:
-        if isinstance(event, int):
-            logger.info(
-                "%s: ranks have %.0f s to save", signal.Signals(event).name, self._timing.save_seconds
-            )
-            # Ctrl-C asks for the same, and trainers know one signal for it.
-            self._ranks.signal(signal.SIGTERM)
-            self._hurry(self._timing.save_seconds)
-            self._leave_at = self._kill_at + self._timing.farewell_seconds
-            return
-        self._ends.append(event)
-        if event.outcome == "preempted":
-            self._hurry(self._timing.save_seconds)
-        elif event.outcome != "done":
-            self._failed = True
-            self._hurry(self._timing.peer_seconds)
-
-    @property
-    def _ended(self) -> bool:
-        return len(self._ends) == len(self._ranks)
-
-    def _hurry(self, seconds: float) -> None:
-        self._kill_at = min(self._kill_at, time.monotonic() + seconds)
-
-    def _confer(self) -> Verdict | None:
-        """One exchange with the other launchers; without the store the job cannot go on."""
-        try:
-            self._beat()
-            self._share_failure()
-            if not self._ended:
-                return None
-            if not self._told:
-                self._rendezvous.tell_ends(self._ends)
-                self._told = True
-            return self._gather() if self._cluster.is_primary else self._await_verdict()
-        except RendezvousError as exc:
-            logger.error("%s", exc)
-            self._cut_off = True
-            self._hurry(self._timing.peer_seconds)  # the ranks have a moment to notice it too
-            return None
-
-    def _alone(self) -> Verdict | None:
-        return decide(self._ends, lost_nodes=[0]) if self._ended else None
-
-    def _beat(self) -> None:
-        if time.monotonic() < self._next_beat:
-            return
-        self._next_beat = time.monotonic() + self._timing.beat_seconds
-        self._rendezvous.beat()
-        if self._cluster.is_primary:
-            self._silent = self._rendezvous.silent_nodes(self._timing.silence_seconds)
-
-    def _share_failure(self) -> None:
-        """A bad end anywhere ends the job everywhere: ranks that wait in a collective would not notice by themselves."""
-        if self._rendezvous.failure_told():
-            self._hurry(self._timing.peer_seconds)
-        elif self._failed or self._silent:
-            self._rendezvous.tell_failure()
-
-    def _await_verdict(self) -> Verdict | None:
-        verdict = self._rendezvous.verdict()
-        if verdict is None and time.monotonic() > self._leave_at:
-            return decide(self._ends, lost_nodes=[0])
-        return verdict
-
-    def _gather(self) -> Verdict | None:
-        """The primary's verdict, once every node has told or is given up."""
-        told = self._rendezvous.ends_by_node()
-        missing = set(range(1, self._cluster.num_nodes)) - set(told)
-        lost = sorted(missing if time.monotonic() > self._leave_at else missing & set(self._silent))
-        if missing - set(lost):
-            return None
-        verdict = decide([*self._ends, *(end for ends in told.values() for end in ends)], lost)
-        self._rendezvous.publish_verdict(verdict, timeout_seconds=self._timing.farewell_seconds, absent=lost)
-        return verdict

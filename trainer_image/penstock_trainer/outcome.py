@@ -39,12 +39,25 @@ class RankEnd:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NodeEnd:
+    """The end of one node's ranks in one round."""
+
+    ranks: tuple[RankEnd, ...]
+    told_to_stop: bool
+    """Its launcher had received SIGTERM or SIGINT."""
+    unsaved: str = ""
+    """Why the last state of a script's checkpoint directory is not in storage; empty when it is, or none was named."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What every launcher of a job exits with, and why."""
+    """What every launcher of a job exits with or, instead, that all start their ranks again; and why."""
 
     exit_code: int
     reason: str
     """The first cause, with its traceback; consequences are left out."""
+    restart: bool = False
+    """No launcher exits: the plan of the next round is there."""
 
 
 def read_end(
@@ -80,8 +93,7 @@ def decide(ends: Sequence[RankEnd], lost_nodes: Sequence[int] = ()) -> Verdict:
     ended without a report (its peers then see a broken connection), else the first that reports a broken collective,
     else a lost node, else what the launcher itself stopped.
     """
-    bad = [end for end in ends if end.outcome != "done"]
-    cause = min(bad, key=lambda end: (_blame(end), end.ended_at), default=None)
+    cause = _first_cause(ends)
     if lost_nodes and (cause is None or _blame(cause) > _LOST_NODE):
         nodes = ", ".join(map(str, lost_nodes))
         return Verdict(exit_code=RETRYABLE, reason=f"the launcher of node {nodes} is no longer heard of")
@@ -95,8 +107,26 @@ def decide(ends: Sequence[RankEnd], lost_nodes: Sequence[int] = ()) -> Verdict:
     )
 
 
+def mends_in_place(ends: Sequence[RankEnd], *, reports: bool) -> bool:
+    """Whether the same ranks, started again on the same nodes, may go on where these ended.
+
+    A rank that was lost, or whose collective failed, is worth another try; a failure that a rank reported itself would
+    come again. A script that reports nothing (`reports` is False) does not say which it was: then every bad end is
+    worth one, as under torchrun. After a preemption the node is about to vanish.
+    """
+    cause = _first_cause(ends)
+    if cause is None or any(end.outcome == "preempted" for end in ends):
+        return False
+    return cause.outcome == "retryable" or not reports
+
+
 _LOST_NODE = 3
 _VERBS = {"failed": "failed", "retryable": "was lost or lost its peers", "preempted": "was preempted"}
+
+
+def _first_cause(ends: Sequence[RankEnd]) -> RankEnd | None:
+    bad = [end for end in ends if end.outcome != "done"]
+    return min(bad, key=lambda end: (_blame(end), end.ended_at), default=None)
 
 
 def _blame(end: RankEnd) -> int:

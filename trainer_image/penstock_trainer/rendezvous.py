@@ -3,6 +3,11 @@
 Through it the launchers agree on the ranks and on what all ranks are told, say that they live, and tell each other how
 their ranks ended. The ranks of our trainer use the same store for their process group, so one open port is enough.
 
+A job runs in rounds: all ranks are started, all end. What is said about one round stands under keys of its own
+(`launch/<restarts before it>/...`), so nothing of a round is taken for news of the next. The primary publishes the plan
+of the next round before the verdict that sends all launchers there, and gives that verdict when every node has told how
+its ranks ended: no rank of a round lives when one of the next starts.
+
 The listening socket is bound here and handed over, because torch's own listens on every address: two jobs of one
 machine, each on a loopback address of its own, could then not both use the port that Vertex gives.
 """
@@ -21,7 +26,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from penstock_trainer.cluster import Cluster
 from penstock_trainer.contract.fields import canonical_json, from_dict
-from penstock_trainer.outcome import RankEnd, Verdict
+from penstock_trainer.outcome import NodeEnd, Verdict
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -42,12 +47,16 @@ class RendezvousError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What the primary decides for all nodes before any rank starts."""
+    """What the primary decides for all nodes before any rank of a round starts."""
 
     local_world_sizes: tuple[int, ...]
     """Ranks of each node, by node rank."""
     env: Mapping[str, str]
-    """Environment that all ranks of the job share."""
+    """Environment that all ranks of the round share."""
+    max_restarts: int
+    """Rounds that may follow the first."""
+    restart: int = 0
+    """Rounds before this one."""
 
     def first_rank(self, node_rank: int) -> int:
         """The global rank of a node's local rank 0."""
@@ -118,6 +127,7 @@ class Rendezvous:
         self._cluster = cluster
         self._others = [node for node in range(cluster.num_nodes) if node != cluster.node_rank]
         self._beats: dict[int, tuple[int, float]] = {}
+        self._round = 0
 
     @classmethod
     def host(cls, listener: Listener, cluster: Cluster) -> Rendezvous:
@@ -139,26 +149,38 @@ class Rendezvous:
     def agree(
         self,
         local_world_size: int,
-        env: Mapping[str, str] | None,
+        plan_of: Callable[[tuple[int, ...]], Plan] | None,
         *,
         timeout_seconds: float,
         check: Callable[[], None],
     ) -> Plan:
-        """Wait for all nodes and return what the primary, which gives `env`, decided. `check` as in `connect`."""
+        """Wait for all nodes and return the first round's plan, which the primary makes of the nodes' numbers of ranks.
+
+        `plan_of` is None on every other node; `check` as in `connect`.
+        """
         me = self._cluster.node_rank
         self.beat()  # first: who has joined is listened to
         self._set(f"joined/{me}", str(local_world_size))
-        needed = [f"joined/{node}" for node in self._others] if env is not None else ["plan"]
+        needed = [f"joined/{node}" for node in self._others] if plan_of else ["plan"]
         deadline = time.monotonic() + timeout_seconds
         while missing := [key for key in needed if not self._has(key)]:
             check()
             if time.monotonic() > deadline:
                 raise RendezvousError(f"after {timeout_seconds:.0f} s still without {', '.join(missing)}")
             time.sleep(_POLL_SECONDS)
-        if env is not None:
+        if plan_of:
             sizes = [int(self._get(f"joined/{node}")) for node in range(self._cluster.num_nodes)]
-            self._set("plan", canonical_json(Plan(local_world_sizes=tuple(sizes), env=env)))
-        return from_dict(Plan, json.loads(self._get("plan")))
+            self.publish_plan(plan_of(tuple(sizes)))
+        return self._plan()
+
+    def publish_plan(self, plan: Plan) -> None:
+        """Let every launcher find the plan of a round, this one or the next."""
+        self._call(lambda: self._store.set(f"launch/{plan.restart}/plan", canonical_json(plan)))
+
+    def next_round(self) -> Plan:
+        """The plan of the next round, of which every method speaks from now on. It has been published; see Verdict."""
+        self._round += 1
+        return self._plan()
 
     def beat(self) -> None:
         """Say that this launcher lives."""
@@ -175,28 +197,29 @@ class Rendezvous:
         return [node for node, (_, since) in self._beats.items() if now - since > silence_seconds]
 
     def tell_failure(self) -> None:
-        """Let every launcher know that the job cannot go on."""
+        """Let every launcher know that this round cannot go on."""
         self._set("failure", "1")
 
     def failure_told(self) -> bool:
         """Whether any launcher has told a failure."""
         return self._has("failure")
 
-    def tell_ends(self, ends: Sequence[RankEnd]) -> None:
+    def tell_end(self, end: NodeEnd) -> None:
         """Publish how this node's ranks ended."""
-        self._set(f"ends/{self._cluster.node_rank}", canonical_json(list(ends)))
+        self._set(f"ends/{self._cluster.node_rank}", canonical_json(end))
 
-    def ends_by_node(self) -> dict[int, list[RankEnd]]:
-        """What the other nodes have told so far."""
+    def told_ends(self) -> dict[int, NodeEnd]:
+        """What the other nodes have told so far, by node rank."""
         told = [node for node in self._others if self._has(f"ends/{node}")]
-        return {
-            node: [from_dict(RankEnd, end) for end in json.loads(self._get(f"ends/{node}"))] for node in told
-        }
+        return {node: from_dict(NodeEnd, json.loads(self._get(f"ends/{node}"))) for node in told}
 
     def publish_verdict(self, verdict: Verdict, *, timeout_seconds: float, absent: Sequence[int]) -> None:
-        """Tell the verdict and wait until the nodes that are there have read it, for the store ends with us."""
+        """Tell the verdict and, if it is the last, wait until the nodes that are there have read it.
+
+        For the store ends with us.
+        """
         self._set("verdict", canonical_json(verdict))
-        present = [node for node in self._others if node not in absent]
+        present = [node for node in self._others if node not in absent and not verdict.restart]
         deadline = time.monotonic() + timeout_seconds
         while time.monotonic() < deadline and not all(self._has(f"read/{node}") for node in present):
             time.sleep(_POLL_SECONDS)
@@ -209,14 +232,17 @@ class Rendezvous:
         self._set(f"read/{self._cluster.node_rank}", "1")
         return verdict
 
+    def _plan(self) -> Plan:
+        return from_dict(Plan, json.loads(self._get("plan")))
+
     def _set(self, key: str, value: str) -> None:
-        self._call(lambda: self._store.set(f"launch/{key}", value))
+        self._call(lambda: self._store.set(f"launch/{self._round}/{key}", value))
 
     def _get(self, key: str) -> bytes:
-        return self._call(lambda: self._store.get(f"launch/{key}"))
+        return self._call(lambda: self._store.get(f"launch/{self._round}/{key}"))
 
     def _has(self, key: str) -> bool:
-        return self._call(lambda: self._store.check([f"launch/{key}"]))
+        return self._call(lambda: self._store.check([f"launch/{self._round}/{key}"]))
 
     def _call(self, call: Callable[[], T]) -> T:
         from torch.distributed import DistError

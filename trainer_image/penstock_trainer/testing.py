@@ -136,6 +136,7 @@ def run_cluster(
     *,
     reducers: int = 0,
     port: int = 2222,
+    open_ports: Sequence[int] = (),
     env: Mapping[str, str] | None = None,
     timeout_seconds: float = 120.0,
 ) -> list[RankRun]:
@@ -144,7 +145,7 @@ def run_cluster(
     `reducers` is the size of worker pool 2, which is named in the specs and not started. Nodes that are left after
     `timeout_seconds`, over all nodes, are killed.
     """
-    environs = cluster_environs(len(argv_per_node), reducers=reducers, port=port)
+    environs = cluster_environs(len(argv_per_node), reducers=reducers, port=port, open_ports=open_ports)
     with ExitStack() as stack:
         nodes = [
             stack.enter_context(ChildProcess(argv, {**environ, **(env or {})}))
@@ -153,10 +154,12 @@ def run_cluster(
         return _wait_all(nodes, timeout_seconds)
 
 
-def cluster_environs(num_nodes: int, *, reducers: int = 0, port: int = 2222) -> list[dict[str, str]]:
+def cluster_environs(
+    num_nodes: int, *, reducers: int = 0, port: int = 2222, open_ports: Sequence[int] = ()
+) -> list[dict[str, str]]:
     """What Vertex sets on each node of a job, by node rank: CLUSTER_SPEC, and its RANK and WORLD_SIZE of nodes.
 
-    Each call takes another block of 127.0.0.0/8, so clusters on the same port do not meet.
+    CLUSTER_SPEC names `open_ports` when there are any. Each call takes another block of 127.0.0.0/8, so clusters on the same port do not meet.
     """
     block = f"127.{random.randint(1, 254)}.{random.randint(0, 255)}"
     hosts = [f"{block}.{index + 1}:{port}" for index in range(num_nodes + reducers)]
@@ -169,7 +172,13 @@ def cluster_environs(num_nodes: int, *, reducers: int = 0, port: int = 2222) -> 
     environs = []
     for node_rank in range(num_nodes):
         pool, index = ("workerpool0", 0) if node_rank == 0 else ("workerpool1", node_rank - 1)
-        spec = {"cluster": cluster, "environment": "cloud", "task": {"type": pool, "index": index}}
+        spec: dict[str, object] = {
+            "cluster": cluster,
+            "environment": "cloud",
+            "task": {"type": pool, "index": index},
+        }
+        if open_ports:
+            spec["open_ports"] = list(open_ports)
         vertex = {
             "CLUSTER_SPEC": json.dumps(spec),
             "RANK": str(node_rank),

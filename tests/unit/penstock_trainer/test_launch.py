@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -15,9 +16,10 @@ import pytest
 from penstock_trainer.__main__ import main
 from penstock_trainer.cluster import Cluster
 from penstock_trainer.contract.events import ProgressEvent
-from penstock_trainer.outcome import Outcome, RankEnd, decide, read_end
+from penstock_trainer.outcome import Outcome, RankEnd, decide, mends_in_place, read_end
 from penstock_trainer.ranks import Ranks
 from penstock_trainer.rendezvous import listen, reserved_port
+from penstock_trainer.watch import Signals
 
 
 def end(
@@ -75,6 +77,34 @@ def test_the_first_cause_decides(
     verdict = decide(ends, lost_nodes)
     assert verdict.exit_code == exit_code
     assert verdict.reason.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("ends", "ours", "scripts"),
+    [
+        ([DONE, end(1, "done")], False, False),
+        ([DONE, end(1, "retryable", reported=False)], True, True),
+        ([end(0, "retryable"), end(1, "retryable", reported=False)], True, True),
+        ([end(0, "retryable"), end(1, "failed")], False, True),
+        ([DONE, end(1, "failed", reported=False)], False, True),
+        # Whoever was preempted is about to lose the node, whatever the peers made of it.
+        ([end(0, "retryable"), end(1, "preempted")], False, False),
+    ],
+)
+def test_what_another_try_on_the_same_nodes_may_mend(ends: list[RankEnd], ours: bool, scripts: bool) -> None:
+    assert (mends_in_place(ends, reports=True), mends_in_place(ends, reports=False)) == (ours, scripts)
+
+
+def test_a_signal_that_came_too_late_for_a_round_is_heard_in_the_next() -> None:
+    with Signals() as signals:
+        signals.repeat()
+        assert signals.queue.empty()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.queue.get(timeout=5) == signal.SIGTERM
+        signals.repeat()
+        signals.repeat()
+        assert signals.queue.get(timeout=5) == signal.SIGTERM
+        assert signals.queue.empty()
 
 
 def test_the_reason_carries_step_and_traceback(tmp_path: Path) -> None:
@@ -203,6 +233,12 @@ def test_a_primary_whose_name_is_a_service_address_listens_everywhere() -> None:
         (["launch", "--"], "there is no command to launch"),
         (["launch", "--", "no-such-program"], "'no-such-program' is not a program on PATH"),
         (["launch", "--processes-per-node=0", "--", "true"], "--processes-per-node=0 is not valid"),
+        (["launch", "--max-restarts=-1", "--", "true"], "--max-restarts=-1 is not valid"),
+        (["launch", "--checkpoint-dir=d", "--", "true"], "--checkpoint-dir=d has nowhere to be copied to"),
+        (
+            ["launch", "--checkpoint-dir=d", "--checkpoint-uri=file:///u", "--sync-seconds=0", "--", "true"],
+            "--sync-seconds=0.0 is not valid",
+        ),
     ],
 )
 def test_what_cannot_start_is_told_once_and_exits_1(
