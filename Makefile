@@ -10,7 +10,7 @@ RUN_ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-full check fix compile clean
+.PHONY: help install run test test-full test-faults check fix compile clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -35,6 +35,9 @@ test: $(STAMP) ## Run the test suite
 
 test-full: $(STAMP) ## Run the long matrices too
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
+
+test-faults: $(STAMP) ## Plant each fault of tests/numerics/faults and show that the tests notice
+	$(BIN)/python tests/numerics/faults/run.py
 
 check: $(STAMP) ## Format, lint, types, import rules, proportion
 	$(BIN)/ruff format --check .
