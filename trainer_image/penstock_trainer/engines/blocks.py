@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -11,8 +12,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from penstock_trainer.contract.sections.engine import ActivationCheckpointing
+from penstock_trainer.contract.sections.engine import ActivationCheckpointing, EngineConfig
 from penstock_trainer.errors import EngineError
+
+logger = logging.getLogger(__name__)
 
 _PARTS_BY_SIZE = 8
 
@@ -28,6 +31,20 @@ _KEPT_BY_SELECTIVE = [
     _aten._scaled_dot_product_cudnn_attention.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
 ]
+
+
+def prepare_blocks(model: nn.Module, engine: EngineConfig) -> list[nn.Module]:
+    """The model's blocks, to be recomputed and compiled as the config says. To be called before they are sharded.
+
+    Raises EngineError as `find_blocks` does.
+    """
+    blocks, reason = find_blocks(model, engine.wrap_class)
+    logger.info("blocks=%d (%s)", len(blocks), reason)
+    for block in blocks:
+        recompute(block, engine.activation_checkpointing)
+        if engine.compile:
+            block.compile()
+    return blocks
 
 
 def find_blocks(model: nn.Module, wrap_class: str = "") -> tuple[list[nn.Module], str]:

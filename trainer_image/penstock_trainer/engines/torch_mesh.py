@@ -27,7 +27,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from penstock_trainer.contract.config import EngineConfig, JobConfig
 from penstock_trainer.data import BatchPlan
-from penstock_trainer.engines.blocks import find_blocks, recompute
+from penstock_trainer.engines.blocks import prepare_blocks
 from penstock_trainer.engines.engine import State, StepResult
 from penstock_trainer.engines.loss_scale import LossScale
 from penstock_trainer.errors import EngineError
@@ -45,12 +45,7 @@ class TorchEngine:
 
     def __init__(self, objective: Objective, config: JobConfig, batch: BatchPlan, world: World) -> None:
         engine = config.engine
-        blocks, reason = find_blocks(objective.model, engine.wrap_class)
-        logger.info("blocks=%d (%s)", len(blocks), reason)
-        for block in blocks:
-            recompute(block, engine.activation_checkpointing)
-            if engine.compile:
-                block.compile()
+        blocks = prepare_blocks(objective.model, engine)
         self._mesh = build_mesh(engine, world)
         self._world_size = world.env.world_size
         spread = _distribute if engine.strategy == "ddp" else _shard

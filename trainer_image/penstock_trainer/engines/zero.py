@@ -17,7 +17,7 @@ from torch import Tensor
 from penstock_trainer.contract.config import JobConfig
 from penstock_trainer.contract.deepspeed import bucket_elements, merged
 from penstock_trainer.data import BatchPlan
-from penstock_trainer.engines.blocks import find_blocks, recompute
+from penstock_trainer.engines.blocks import prepare_blocks
 from penstock_trainer.engines.engine import State, StepResult
 from penstock_trainer.engines.flat_shard import FlatShard
 from penstock_trainer.engines.loss_scale import GROWTH_INTERVAL, INITIAL_SCALE
@@ -41,12 +41,7 @@ class ZeroEngine:
             "LOCAL_RANK", str(world.env.local_rank)
         )  # DeepSpeed reads it; a lone process has none
         engine = config.engine
-        blocks, reason = find_blocks(objective.model, engine.wrap_class)
-        logger.info("blocks=%d (%s)", len(blocks), reason)
-        for block in blocks:
-            recompute(block, engine.activation_checkpointing)
-            if engine.compile:
-                block.compile()
+        prepare_blocks(objective.model, engine)
         model = objective.model
         is_narrow = engine.precision != "fp32"
         masters = (
