@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ class Runs:
         self.data_uri = build_dataset(self.dataset)
         self._directory = directory
         self.of_two = self._launch(2, self._scenarios_of_two())
-        self.of_three = self._launch(3, self._scenarios_of_three())
+        self.of_three = self.continued(3, AFTER_NEXT.items())
 
     def config(self, root: str, strategy: Strategy, *, resume_from: str = "") -> JobConfig:
         config = tiny_config(self.data_uri, self.uri(root), strategy=strategy)
@@ -65,15 +67,23 @@ class Runs:
             ]
         return scenarios
 
-    def _scenarios_of_three(self) -> list[dict[str, Any]]:
-        # All read step 4 of the roots of two ranks, which stay as they are: resume_from is only read.
-        return [
+    def continued(
+        self, world_size: int, pairs: Iterable[tuple[Strategy, Strategy]]
+    ) -> dict[str, dict[int, float]]:
+        """Runs of (strategy, the strategy that saved).
+
+        All read step 4 of the roots of two ranks, which stay as they are: resume_from is only read.
+        """
+        scenarios = [
             scenario(
                 f"{strategy} from {saved}",
-                self.config(f"{strategy}-from-{saved}", strategy, resume_from=f"{saved}-dropped"),
+                self.config(
+                    f"{strategy}-{world_size}-from-{saved}", strategy, resume_from=f"{saved}-dropped"
+                ),
             )
-            for strategy, saved in AFTER_NEXT.items()
+            for strategy, saved in pairs
         ]
+        return self._launch(world_size, scenarios)
 
     def _launch(self, world_size: int, scenarios: list[dict[str, Any]]) -> dict[str, dict[int, float]]:
         ranks = run_ranks(
@@ -130,6 +140,18 @@ def test_three_ranks_continue_what_two_saved_with_another_strategy(
     expected = {step: loss for step, loss in reference.items() if step > 4}
     name = f"{strategy} from {AFTER_NEXT[strategy]}"
     assert runs.of_three[name] == pytest.approx(expected, abs=LOSS_TOLERANCE)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_each_strategy_continues_every_others_checkpoint(
+    runs: Runs, reference: dict[int, float], world_size: int
+) -> None:
+    expected = {step: loss for step, loss in reference.items() if step > 4}
+    losses = runs.continued(world_size, itertools.product(STRATEGIES, STRATEGIES))
+    assert len(losses) == len(STRATEGIES) ** 2
+    for name, found in losses.items():
+        assert found == pytest.approx(expected, abs=LOSS_TOLERANCE), name
 
 
 @pytest.mark.parametrize("strategy", IN_BF16)

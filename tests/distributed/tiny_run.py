@@ -7,9 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from numerics.plain_torch import plain_losses
 from penstock_trainer.contract.config import (
     CheckpointConfig,
     DataConfig,
@@ -22,9 +20,7 @@ from penstock_trainer.contract.config import (
 from penstock_trainer.contract.dataset import DatasetManifest
 from penstock_trainer.contract.events import StepEvent, parse_event
 from penstock_trainer.data import TokenWindows, read_manifest
-from penstock_trainer.model.decoder import Decoder
-from penstock_trainer.model.objective import Objective
-from penstock_trainer.optim import learning_rate
+from penstock_trainer.model.objective import Batch
 
 # Losses of two strategies or world sizes differ by the order of fp32 sums: about 1e-6 of a loss near 5 over these
 # steps. A missing average, a clip by a local norm or a repeated batch shows in the third digit.
@@ -72,34 +68,16 @@ def windows_in_place(directory: Path, manifest: DatasetManifest, config: JobConf
 
 
 def reference_losses(directory: Path, config: JobConfig) -> list[float]:
-    """The same run in plain torch: one process, one batch, torch's own AdamW and clipping."""
+    """The same run in plain torch, on whole batches."""
     manifest = read_manifest(directory.as_uri())
     windows = windows_in_place(directory, manifest, config)
-    model = Decoder(config.model, manifest.tokenizer.vocab_size)
-    model.initialize(config.seed)
-    objective = Objective(model)
-    matrices = [weight for weight in model.parameters() if weight.ndim >= 2]
-    vectors = [weight for weight in model.parameters() if weight.ndim < 2]
-    optim = config.optim
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
-        betas=(optim.beta1, optim.beta2),
-        eps=optim.eps,
-        foreach=False,
-    )
-    losses = []
-    for step in range(config.steps):
-        tokens: Tensor = windows.samples(step * config.global_batch, config.global_batch)
-        batch = {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
-        loss = objective(batch) / batch["labels"].numel()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), optim.clip_norm)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(optim, step, config.steps, global_batch=config.global_batch)
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+
+    def batch_of(step: int) -> Batch:
+        # Labels are shifted here and not by what is tested.
+        tokens = windows.samples(step * config.global_batch, config.global_batch)
+        return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
+
+    return plain_losses(config, manifest.tokenizer.vocab_size, batch_of, steps=config.steps)
 
 
 def step_events(stdout: str) -> list[StepEvent]:

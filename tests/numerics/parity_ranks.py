@@ -1,8 +1,10 @@
 """One rank of the parity tests: engines alone, on token ids drawn from a seed. Started by run_ranks.
 
-    python -m numerics.parity_ranks '[{"name": ..., "config": <JobConfig>, "steps": 10, "gradients": <path or null>}]'
+    python -m numerics.parity_ranks '[{"name": ..., "config": <JobConfig>, "steps": 10, "start": <path or null>,
+      "gradients": <path or null>}]'
 
-For each scenario rank 0 prints one line with the losses in full precision, and stores the gradients of the first step.
+For each scenario rank 0 prints one line with the losses in full precision, and stores the first weights and the gradients
+of the first step where a path is given.
 """
 
 from __future__ import annotations
@@ -41,6 +43,10 @@ def run(scenario: dict[str, Any], world: World) -> None:
     model.initialize(config.seed)
     objective = Objective(model, chunk_tokens=config.engine.loss_chunk_tokens)
     engine = build_engine(objective, config, plan, world)
+    if scenario["start"]:
+        weights = engine.weights()
+        if world.env.is_primary:
+            torch.save(weights, Path(scenario["start"]))
     losses, norms = [], []
     for step in range(scenario["steps"]):
         result = engine.train_step(

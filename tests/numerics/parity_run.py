@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from numerics.plain_torch import plain_losses
 from penstock_trainer.contract.config import (
     DataConfig,
     EngineConfig,
@@ -18,7 +19,6 @@ from penstock_trainer.contract.config import (
 from penstock_trainer.data import BatchPlan
 from penstock_trainer.model.decoder import Decoder
 from penstock_trainer.model.objective import Batch, Objective
-from penstock_trainer.optim import learning_rate
 
 VOCAB_SIZE = 96
 SEQ_LEN = 24
@@ -59,31 +59,9 @@ def micro_batches(config: JobConfig, step: int, rank: int, plan: BatchPlan) -> l
     return [as_batch(micro) for micro in torch.split(mine, plan.micro_batch)]
 
 
-def reference(config: JobConfig, steps: int, dtype: torch.dtype = torch.float32) -> list[float]:
-    """Losses of one process and one batch, with torch's unfused AdamW and its own clipping."""
-    model = Decoder(config.model, VOCAB_SIZE)
-    model.initialize(config.seed)
-    objective = Objective(model.to(dtype))
-    decayed = [weight for weight in model.parameters() if weight.ndim >= 2]
-    others = [weight for weight in model.parameters() if weight.ndim < 2]
-    optim = config.optim
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": optim.weight_decay}, {"params": others, "weight_decay": 0.0}],
-        betas=(optim.beta1, optim.beta2),
-        eps=optim.eps,
-        foreach=False,
-    )
-    losses = []
-    for step in range(steps):
-        loss = objective(as_batch(samples(config, step))) / (config.global_batch * SEQ_LEN)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), optim.clip_norm)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(optim, step, config.steps, global_batch=config.global_batch)
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+def reference(config: JobConfig, steps: int) -> list[float]:
+    """Losses of one process."""
+    return plain_losses(config, VOCAB_SIZE, lambda step: as_batch(samples(config, step)), steps=steps)
 
 
 def reference_gradients(config: JobConfig) -> dict[str, torch.Tensor]:

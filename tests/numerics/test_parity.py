@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 import torch
 
-from numerics.parity_run import parity_config, reference, reference_gradients
+from numerics.parity_run import VOCAB_SIZE, parity_config, reference, reference_gradients
 from penstock_trainer.contract.config import EngineConfig, JobConfig, OptimConfig, Strategy
+from penstock_trainer.model.decoder import Decoder
 from penstock_trainer.testing import run_ranks
 
 OF_TWO: tuple[Strategy, ...] = ("ddp", "fsdp-full", "zero1", "zero2", "zero3")
@@ -43,10 +44,15 @@ def engine_of(strategy: Strategy, **more: Any) -> EngineConfig:
 
 
 def scenario(
-    name: str, config: JobConfig, *, steps: int = STEPS, gradients: Path | None = None
+    name: str,
+    config: JobConfig,
+    *,
+    steps: int = STEPS,
+    start: Path | None = None,
+    gradients: Path | None = None,
 ) -> dict[str, Any]:
-    told = str(gradients) if gradients else None
-    return {"name": name, "config": config.to_json(), "steps": steps, "gradients": told}
+    paths = {"start": str(start) if start else None, "gradients": str(gradients) if gradients else None}
+    return {"name": name, "config": config.to_json(), "steps": steps, **paths}
 
 
 def losses_of(world_size: int, scenarios: Iterable[dict[str, Any]]) -> dict[str, list[float]]:
@@ -69,8 +75,8 @@ class Runs:
         self.losses = losses_of(2, [one for strategy in OF_TWO for one in self._scenarios(strategy)])
         self.losses |= losses_of(4, self._scenarios("fsdp-hybrid"))
 
-    def gradients(self, strategy: Strategy) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = torch.load(self.directory / f"{strategy}.pt", weights_only=True)
+    def stored(self, name: str) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = torch.load(self.directory / f"{name}.pt", weights_only=True)
         return found
 
     def _scenarios(self, strategy: Strategy) -> list[dict[str, Any]]:
@@ -78,7 +84,7 @@ class Runs:
         bf16 = replace(config, engine=engine_of(strategy, precision="bf16"))
         return [
             scenario(f"{strategy} fp32", config),
-            scenario(f"{strategy} bf16", bf16),
+            scenario(f"{strategy} bf16", bf16, start=self.directory / f"{strategy}-start.pt"),
             scenario(
                 f"{strategy} sgd",
                 replace(config, optim=SGD),
@@ -117,9 +123,19 @@ def test_losses_in_bf16_stay_in_a_band_around_fp32_and_are_not_fp32(runs: Runs, 
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+def test_masters_in_bf16_begin_as_the_fp32_weights_bit_by_bit(runs: Runs, strategy: Strategy) -> None:
+    config = parity_config()
+    model = Decoder(config.model, VOCAB_SIZE)
+    model.initialize(config.seed)
+    found = runs.stored(f"{strategy}-start")
+    assert set(found) == set(model.state_dict())
+    assert all(torch.equal(found[name], weight) for name, weight in model.state_dict().items())
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_gradients_are_those_of_fp64(runs: Runs, strategy: Strategy) -> None:
     expected = reference_gradients(parity_config())
-    found = runs.gradients(strategy)
+    found = runs.stored(strategy)
     assert set(found) == set(expected)
     for name, gradient in expected.items():
         error = (found[name].double() - gradient).norm() / gradient.norm()

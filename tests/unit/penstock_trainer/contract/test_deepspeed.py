@@ -22,7 +22,8 @@ from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
 
 from penstock_trainer.contract import deepspeed as contract
 from penstock_trainer.contract.config import EngineConfig, JobConfig, OptimConfig, parse_args
-from penstock_trainer.contract.deepspeed import KNOWN_KEYS, REFUSED, bucket_elements, job_settings, merged
+from penstock_trainer.contract.deepspeed import bucket_elements, job_settings, merged
+from penstock_trainer.contract.deepspeed_keys import DEEPSPEED_VERSION, GONE, KNOWN_KEYS, REFUSED
 from penstock_trainer.contract.fields import ContractError, load_json
 from penstock_trainer.contract.sections.engine import ZeroStrategy
 
@@ -377,7 +378,7 @@ def test_a_commented_config_is_not_json() -> None:
 
 
 def test_the_table_is_of_the_installed_version() -> None:
-    assert deepspeed.__version__.partition("+")[0] == contract.DEEPSPEED_VERSION
+    assert deepspeed.__version__.partition("+")[0] == DEEPSPEED_VERSION
 
 
 class Watched(dict[str, Any]):
@@ -432,7 +433,7 @@ def test_removed_keys_are_those_that_deepspeed_rejects_as_removed() -> None:
         *deepspeed_config._REMOVED_TOP_LEVEL_CONFIG_KEYS,
         *(f"zero_optimization.{key}" for key in deepspeed_config._REMOVED_ZERO_CONFIG_KEYS),
     }
-    assert {path for path, reason in REFUSED.items() if reason == contract._GONE} == removed
+    assert {path for path, reason in REFUSED.items() if reason == GONE} == removed
 
 
 ZERO = KNOWN_KEYS["zero_optimization"]

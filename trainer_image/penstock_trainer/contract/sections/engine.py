@@ -8,7 +8,6 @@ from typing import Any, Literal, get_args
 
 from penstock_trainer.contract.fields import require
 
-TorchStrategy = Literal["ddp", "fsdp-full", "fsdp-hybrid"]
 ZeroStrategy = Literal["zero1", "zero2", "zero3"]
 Strategy = Literal["ddp", "fsdp-full", "fsdp-hybrid", "zero1", "zero2", "zero3"]
 Precision = Literal["fp32", "bf16", "fp16"]
