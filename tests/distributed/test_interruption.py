@@ -1,4 +1,4 @@
-"""Real ranks of `python -m penstock_trainer.trainer` that are killed, told to stop, and continued to the end."""
+"""Real ranks of `python -m penstock_trainer.rank` that are killed, told to stop, and continued to the end."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Job:
             ranks = [
                 stack.enter_context(
                     ChildProcess(
-                        [sys.executable, "-m", "penstock_trainer.trainer", f"--config={config.to_json()}"],
+                        [sys.executable, "-m", "penstock_trainer.rank", f"--config={config.to_json()}"],
                         {
                             "RANK": str(rank),
                             "WORLD_SIZE": "2",

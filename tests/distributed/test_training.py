@@ -33,7 +33,7 @@ class Runs:
         self.data_uri = build_dataset(self.dataset)
         self._directory = directory
         self.of_two = self._launch(2, self._scenarios_of_two())
-        self.of_three = self.continued(3, AFTER_NEXT.items())
+        self.of_three = self.continued(3, AFTER_NEXT.items(), root="three")
 
     def config(self, root: str, strategy: Strategy, *, resume_from: str = "") -> JobConfig:
         config = tiny_config(self.data_uri, self.uri(root), strategy=strategy)
@@ -68,18 +68,16 @@ class Runs:
         return scenarios
 
     def continued(
-        self, world_size: int, pairs: Iterable[tuple[Strategy, Strategy]]
+        self, world_size: int, pairs: Iterable[tuple[Strategy, Strategy]], *, root: str
     ) -> dict[str, dict[int, float]]:
-        """Runs of (strategy, the strategy that saved).
+        """Runs of (strategy, the strategy that saved), in roots that begin with `root`.
 
         All read step 4 of the roots of two ranks, which stay as they are: resume_from is only read.
         """
         scenarios = [
             scenario(
                 f"{strategy} from {saved}",
-                self.config(
-                    f"{strategy}-{world_size}-from-{saved}", strategy, resume_from=f"{saved}-dropped"
-                ),
+                self.config(f"{root}-{strategy}-from-{saved}", strategy, resume_from=f"{saved}-dropped"),
             )
             for strategy, saved in pairs
         ]
@@ -148,7 +146,7 @@ def test_each_strategy_continues_every_others_checkpoint(
     runs: Runs, reference: dict[int, float], world_size: int
 ) -> None:
     expected = {step: loss for step, loss in reference.items() if step > 4}
-    losses = runs.continued(world_size, itertools.product(STRATEGIES, STRATEGIES))
+    losses = runs.continued(world_size, itertools.product(STRATEGIES, STRATEGIES), root=f"all-{world_size}")
     assert len(losses) == len(STRATEGIES) ** 2
     for name, found in losses.items():
         assert found == pytest.approx(expected, abs=LOSS_TOLERANCE), name

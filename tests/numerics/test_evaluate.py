@@ -22,8 +22,8 @@ from penstock_trainer.data import read_manifest
 from penstock_trainer.errors import ExportError
 from penstock_trainer.evaluate import main, read_documents, windows_of
 from penstock_trainer.export import read_export
+from penstock_trainer.rank import run_rank
 from penstock_trainer.rank_env import RankEnv
-from penstock_trainer.trainer import run_rank
 
 SEQ_LEN = 32
 

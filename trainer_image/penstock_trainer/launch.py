@@ -84,7 +84,7 @@ def launch_trainer(
     args: Sequence[str],
     environ: Mapping[str, str],
     *,
-    rank_module: str = "penstock_trainer.trainer",
+    rank_module: str = "penstock_trainer.rank",
     timing: Timing | None = None,
 ) -> int:
     """Run our trainer on this node and return the exit code. Blocks until every node's ranks have ended.

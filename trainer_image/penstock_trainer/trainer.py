@@ -1,32 +1,20 @@
-"""One rank of a training run: `python -m penstock_trainer.trainer --config=<JSON> --data.uri=gs://... [--field=value]`.
-
-Started by our launcher, by torchrun, or alone. It writes how it ended to PENSTOCK_RESULT_FILE and exits with 0 when the
-run is done, 134 when another try can continue it (preempted with state saved, or a peer was lost) and 1 otherwise.
-"""
+"""A training run on one rank, from the newest checkpoint to the last step and the export."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
-import os
-import sys
 import time
-import traceback
-import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
 
 import torch
 import torch.distributed as dist
 
 from penstock_trainer.checkpoint import Checkpointer, Progress, Snapshot
 from penstock_trainer.contract.checkpoint import CheckpointObject, Owner, step_dir_uri
-from penstock_trainer.contract.config import JobConfig, parse_args
+from penstock_trainer.contract.config import JobConfig
 from penstock_trainer.contract.events import StepEvent
 from penstock_trainer.contract.export import FORMAT_VERSION, ExportManifest
-from penstock_trainer.contract.fields import canonical_json
 from penstock_trainer.data import BatchPlan, open_train_split, read_manifest
 from penstock_trainer.engines import build_engine
 from penstock_trainer.engines.engine import StepResult
@@ -37,14 +25,13 @@ from penstock_trainer.metrics import MetricsLog
 from penstock_trainer.model.build import build_model
 from penstock_trainer.model.objective import Batch, Objective
 from penstock_trainer.optim import learning_rate
-from penstock_trainer.outcome import RETRYABLE, Outcome
+from penstock_trainer.outcome import Outcome
 from penstock_trainer.ownership import take_ownership
 from penstock_trainer.preemption import Preemption
-from penstock_trainer.rank_env import RankEnv
 from penstock_trainer.storage import storage_for
-from penstock_trainer.world import World, first_line, is_lost_peer
+from penstock_trainer.world import World
 
-logger = logging.getLogger("penstock_trainer.trainer")  # also when run as __main__
+logger = logging.getLogger(__name__)
 
 
 class Trainer:
@@ -212,81 +199,3 @@ def _owned_root(config: JobConfig, world: World) -> tuple[str, Owner]:
     root_uri = config.checkpoint.root_uri(world.env.checkpoint_dir)
     owner = world.env.owner or world.from_primary(lambda: take_ownership(root_uri, storage_for(root_uri)))
     return root_uri, owner
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class End:
-    """How a rank ended; what its launcher reads."""
-
-    outcome: Outcome
-    step: int = 0
-    """Optimizer steps done, over all attempts."""
-    error: str = ""
-    """One line."""
-    traceback: str = ""
-
-    @classmethod
-    def of(cls, error: Exception, *, step: int = 0) -> Self:
-        """The end that an error is: another try can help when a peer was lost, and not otherwise."""
-        return cls(
-            outcome="retryable" if is_lost_peer(error) else "failed",
-            step=step,
-            error=first_line(error),
-            traceback="".join(traceback.format_exception(error)),
-        )
-
-    @property
-    def exit_code(self) -> int:
-        """Of the rank's process."""
-        return {"done": 0, "preempted": RETRYABLE, "retryable": RETRYABLE, "failed": 1}[self.outcome]
-
-
-def run_rank(argv: Sequence[str], env: RankEnv) -> int:
-    """Train as one rank and return the exit code, having reported how it ended. Blocks until the run is over."""
-    end: End | None = None
-    try:
-        config, preemption = parse_args(argv), Preemption()
-        with preemption.watch(), World.join(env, timeout_seconds=config.engine.timeout_seconds) as world:
-            end = _train(config, world, preemption)
-            _report(end, env)  # before the groups are left, which can hang when a peer is lost
-    except Exception as exc:
-        logger.exception("rank %d could not %s", env.rank, "leave the others" if end else "start")
-        if end is None:
-            end = End.of(exc)
-            _report(end, env)
-    return end.exit_code
-
-
-def _train(config: JobConfig, world: World, preemption: Preemption) -> End:
-    trainer: Trainer | None = None
-    try:
-        trainer = Trainer(config, world, preemption)
-        return End(outcome=trainer.fit(), step=trainer.progress.step)
-    except Exception as exc:
-        end = End.of(exc, step=trainer.progress.step if trainer else 0)
-        logger.exception("rank %d: %s at step %d", world.env.rank, end.outcome, end.step)
-        return end
-
-
-def _report(end: End, env: RankEnv) -> None:
-    if env.result_file is not None:
-        env.result_file.write_text(canonical_json(end))
-
-
-def main(argv: Sequence[str]) -> int:
-    """Read the environment, train, and return the exit code."""
-    env = RankEnv.from_environ(os.environ)
-    logging.basicConfig(
-        level=logging.INFO if env.is_primary else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
-    if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would look for one and warn on every rank
-    # DeepSpeed calls collectives by names that torch has deprecated; nobody who reads a run's log can do about it.
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-    return run_rank(argv, env)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,106 @@
+"""One rank of a training run: `python -m penstock_trainer.rank --config=<JSON> --data.uri=gs://... [--field=value]`.
+
+Started by our launcher, by torchrun, or alone. It writes how it ended to PENSTOCK_RESULT_FILE and exits with 0 when the
+run is done, 134 when another try can continue it (preempted with state saved, or a peer was lost) and 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from penstock_trainer.contract.config import JobConfig, parse_args
+from penstock_trainer.contract.fields import canonical_json
+from penstock_trainer.outcome import RETRYABLE, Outcome
+from penstock_trainer.preemption import Preemption
+from penstock_trainer.rank_env import RankEnv
+from penstock_trainer.trainer import Trainer
+from penstock_trainer.world import World, first_line, is_lost_peer
+
+logger = logging.getLogger("penstock_trainer.rank")  # also when run as __main__
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class End:
+    """How a rank ended; what its launcher reads."""
+
+    outcome: Outcome
+    step: int = 0
+    """Optimizer steps done, over all attempts."""
+    error: str = ""
+    """One line."""
+    traceback: str = ""
+
+    @classmethod
+    def of(cls, error: Exception, *, step: int = 0) -> Self:
+        """The end that an error is: another try can help when a peer was lost, and not otherwise."""
+        return cls(
+            outcome="retryable" if is_lost_peer(error) else "failed",
+            step=step,
+            error=first_line(error),
+            traceback="".join(traceback.format_exception(error)),
+        )
+
+    @property
+    def exit_code(self) -> int:
+        """Of the rank's process."""
+        return {"done": 0, "preempted": RETRYABLE, "retryable": RETRYABLE, "failed": 1}[self.outcome]
+
+
+def run_rank(argv: Sequence[str], env: RankEnv) -> int:
+    """Train as one rank and return the exit code, having reported how it ended. Blocks until the run is over."""
+    end: End | None = None
+    try:
+        config, preemption = parse_args(argv), Preemption()
+        with preemption.watch(), World.join(env, timeout_seconds=config.engine.timeout_seconds) as world:
+            end = _train(config, world, preemption)
+            _report(end, env)  # before the groups are left, which can hang when a peer is lost
+    except Exception as exc:
+        logger.exception("rank %d could not %s", env.rank, "leave the others" if end else "start")
+        if end is None:
+            end = End.of(exc)
+            _report(end, env)
+    return end.exit_code
+
+
+def _train(config: JobConfig, world: World, preemption: Preemption) -> End:
+    trainer: Trainer | None = None
+    try:
+        trainer = Trainer(config, world, preemption)
+        return End(outcome=trainer.fit(), step=trainer.progress.step)
+    except Exception as exc:
+        end = End.of(exc, step=trainer.progress.step if trainer else 0)
+        logger.exception("rank %d: %s at step %d", world.env.rank, end.outcome, end.step)
+        return end
+
+
+def _report(end: End, env: RankEnv) -> None:
+    if env.result_file is not None:
+        env.result_file.write_text(canonical_json(end))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Read the environment, train, and return the exit code."""
+    env = RankEnv.from_environ(os.environ)
+    logging.basicConfig(
+        level=logging.INFO if env.is_primary else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would look for one and warn on every rank
+    # DeepSpeed calls collectives by names that torch has deprecated; nobody who reads a run's log can do about it.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+    return run_rank(argv, env)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
