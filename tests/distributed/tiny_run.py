@@ -19,7 +19,8 @@ from penstock_trainer.contract.config import (
 )
 from penstock_trainer.contract.dataset import DatasetManifest
 from penstock_trainer.contract.events import StepEvent, parse_event
-from penstock_trainer.data import TokenWindows, read_manifest
+from penstock_trainer.data.shards import read_manifest
+from penstock_trainer.data.token_windows import TokenWindows
 from penstock_trainer.model.objective import Batch
 
 # Losses of two strategies or world sizes differ by the order of fp32 sums: about 1e-6 of a loss near 5 over these
@@ -64,7 +65,9 @@ def windows_in_place(directory: Path, manifest: DatasetManifest, config: JobConf
     import numpy as np
 
     shards = [np.fromfile(directory / shard.name, dtype="<u2") for shard in manifest.train]
-    return TokenWindows(shards, seq_len=config.data.seq_len, seed=config.seed)
+    return TokenWindows(
+        shards, seq_len=config.data.seq_len, vocab_size=manifest.tokenizer.vocab_size, seed=config.seed
+    )
 
 
 def reference_losses(directory: Path, config: JobConfig) -> list[float]:

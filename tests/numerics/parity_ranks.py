@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from numerics.parity_run import SEQ_LEN, VOCAB_SIZE, micro_batches
 from penstock_trainer.contract.config import JobConfig
 from penstock_trainer.contract.fields import parse_json
-from penstock_trainer.data import BatchPlan
+from penstock_trainer.data.batch_plan import BatchPlan
 from penstock_trainer.engines import build_engine
 from penstock_trainer.engines.engine import Engine
 from penstock_trainer.engines.flat_shard import FlatShard

@@ -16,7 +16,7 @@ from penstock_trainer.contract.config import (
     ModelConfig,
     OptimConfig,
 )
-from penstock_trainer.data import BatchPlan
+from penstock_trainer.data.batch_plan import BatchPlan
 from penstock_trainer.model.decoder import Decoder
 from penstock_trainer.model.objective import Batch, Objective
 

@@ -18,7 +18,7 @@ from distributed.tiny_dataset import EOS, build_dataset
 from distributed.tiny_run import tiny_config
 from penstock_trainer.contract.events import ProgressEvent, parse_event
 from penstock_trainer.contract.export import ExportManifest
-from penstock_trainer.data import read_manifest
+from penstock_trainer.data.shards import read_manifest
 from penstock_trainer.errors import ExportError
 from penstock_trainer.evaluate import main, read_documents, windows_of
 from penstock_trainer.export import read_export

@@ -10,7 +10,7 @@ import importlib.metadata
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from penstock_trainer.checkpoint_io import ObjectReader, ObjectWriter
 from penstock_trainer.contract.checkpoint import (
     FORMAT_VERSION,
+    Best,
     CheckpointObject,
     Manifest,
     Owner,
@@ -55,13 +56,19 @@ class Progress:
     """Optimizer steps done."""
     samples_seen: int = 0
     tokens_seen: int = 0
+    """Targets that were trained on."""
+    best: Best | None = None
+    """The best step so far, where the run evaluates."""
+    stale_evaluations: int = 0
+    """Evaluations since the best one."""
 
-    def after(self, *, samples: int, seq_len: int) -> Progress:
-        """After one more step over so many samples."""
-        return Progress(
+    def after(self, *, samples: int, targets: int) -> Progress:
+        """After one more step over so many samples, in which so many targets were."""
+        return replace(
+            self,
             step=self.step + 1,
             samples_seen=self.samples_seen + samples,
-            tokens_seen=self.tokens_seen + samples * seq_len,
+            tokens_seen=self.tokens_seen + targets,
         )
 
 
@@ -148,6 +155,8 @@ class Checkpointer:
             step=progress.step,
             samples_seen=progress.samples_seen,
             tokens_seen=progress.tokens_seen,
+            best=progress.best,
+            stale_evaluations=progress.stale_evaluations,
             config=config,
             config_hash=self._config.hash,
             tokenizer_sha256=self._tokenizer_sha256,
@@ -197,6 +206,8 @@ class Checkpointer:
                     step=manifest.step,
                     samples_seen=manifest.samples_seen,
                     tokens_seen=manifest.tokens_seen,
+                    best=manifest.best,
+                    stale_evaluations=manifest.stale_evaluations,
                 )
         if is_touched:
             raise CheckpointError(

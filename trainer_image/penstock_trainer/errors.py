@@ -10,6 +10,7 @@ class TrainerError(Exception):
     ├── BatchError        the global batch cannot be cut over the ranks, or the data has no full batch
     ├── EngineError       the strategy does not fit the device, the ranks or the model
     ├── ModelError        the model's source cannot be read, is not covered, or does not fit the data
+    ├── UserFunctionError module:function cannot be found, or not be called as the config asks
     ├── DatasetError      a dataset, or an object of it, is not what its manifest says
     ├── CheckpointError   no way to write or to continue
     │   └── FencedError   another attempt owns the checkpoint root by now
@@ -29,6 +30,10 @@ class EngineError(TrainerError):
 
 class ModelError(TrainerError):
     """The source of the model cannot be read, is not covered, or does not fit the data."""
+
+
+class UserFunctionError(TrainerError):
+    """A function that the config names cannot be found, or does not take what it is given."""
 
 
 class DatasetError(TrainerError):

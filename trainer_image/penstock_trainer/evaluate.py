@@ -34,7 +34,7 @@ from torch.nn.functional import cross_entropy
 from penstock_trainer.contract.dataset import TOKENIZER_NAME, DatasetManifest, DatasetObject
 from penstock_trainer.contract.events import ProgressEvent
 from penstock_trainer.contract.fields import ContractError
-from penstock_trainer.data import read_manifest
+from penstock_trainer.data.shards import read_manifest
 from penstock_trainer.errors import DatasetError, TrainerError
 from penstock_trainer.export import read_export
 from penstock_trainer.model.decoder import Decoder

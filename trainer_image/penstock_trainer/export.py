@@ -34,7 +34,7 @@ def write_export(
     model: nn.Module,
     seq_len: int,
     dataset_uri: str,
-    dataset: DatasetManifest,
+    dataset: DatasetManifest | None,
     metrics: bytes,
     manifest_of: Callable[[tuple[CheckpointObject, ...]], ExportManifest],
     check_owner: Callable[[], None],
@@ -42,7 +42,8 @@ def write_export(
     """Write an export, its manifest last. Blocks on storage. What stands there is replaced.
 
     `model` says what the weights are of; its own may be sharded by now. The built-in decoder is exported as its family
-    of Hugging Face's, another model under its own names, with its own config where it is one of transformers'.
+    of Hugging Face's, another model under its own names, with its own config where it is one of transformers'. Without a
+    `dataset` there is no tokenizer to export.
 
     Before each change `check_owner` raises if another attempt has taken the run over; what that one has written is left
     as it is, see `replace_as_owner`. Raises what it raises, StorageError, and DatasetError when the dataset's tokenizer
@@ -68,15 +69,12 @@ def write_export(
 
     # While objects are replaced, the directory is no export.
     replace_as_owner(storage, manifest_uri, check_owner, withdraw)
-    eos_id = dataset.tokenizer.eos_id
-    tokenizer = _tokenizer(dataset_uri, dataset)
     rename = hf_name if isinstance(model, Decoder) else str
     named = {rename(name): weight for name, weight in weights.items()}
     files = {
         WEIGHTS_NAME: safetensors.torch.save(named, metadata={"format": "pt"}),
-        CONFIG_NAME: _json(_config_of(model, seq_len=seq_len, eos_id=eos_id)),
-        TOKENIZER_NAME: tokenizer,
-        "tokenizer_config.json": _json(_tokenizer_config(tokenizer, eos_id, seq_len)),
+        CONFIG_NAME: _json(_config_of(model, seq_len=seq_len, dataset=dataset)),
+        **(_tokenizer_files(dataset_uri, dataset, seq_len) if dataset else {}),
         METRICS_NAME: metrics,
     }
     objects = tuple(write(name, data) for name, data in files.items())
@@ -107,8 +105,9 @@ def read_export(export_uri: str) -> tuple[Decoder, dict[str, Any], bytes]:
     return model, config, tokenizer
 
 
-def _config_of(model: nn.Module, *, seq_len: int, eos_id: int) -> dict[str, Any]:
+def _config_of(model: nn.Module, *, seq_len: int, dataset: DatasetManifest | None) -> dict[str, Any]:
     if isinstance(model, Decoder):
+        eos_id = dataset.tokenizer.eos_id if dataset else None
         return hf_config(model.config, vocab_size=model.vocab_size, seq_len=seq_len, eos_id=eos_id)
     config: Any = getattr(model, "config", None)
     told: dict[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
@@ -124,6 +123,12 @@ def _tokenizer(dataset_uri: str, dataset: DatasetManifest) -> bytes:
             f"{uri} is corrupt: expected sha256 {dataset.tokenizer.sha256}, found {found}. Stage the data again."
         )
     return data
+
+
+def _tokenizer_files(dataset_uri: str, dataset: DatasetManifest, seq_len: int) -> dict[str, bytes]:
+    tokenizer = _tokenizer(dataset_uri, dataset)
+    told = _tokenizer_config(tokenizer, dataset.tokenizer.eos_id, seq_len)
+    return {TOKENIZER_NAME: tokenizer, "tokenizer_config.json": _json(told)}
 
 
 def _tokenizer_config(tokenizer: bytes, eos_id: int, seq_len: int) -> dict[str, Any]:

@@ -55,6 +55,10 @@ class MetricsLog:
         sys.stdout.flush()
         self._pending.append(event)
 
+    def roll_back(self, step: int) -> None:
+        """The run goes back to this step's checkpoint: what was recorded after it is undone."""
+        self._pending = [event for event in self._pending if event.step <= step]
+
     def upload(self) -> None:
         """Store what was recorded since the last call.
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from penstock_trainer.contract.config import OptimConfig
 
@@ -79,6 +79,18 @@ def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimConfig) -> 
 def _num_dims(parameter: nn.Parameter) -> int:
     """Dims of the whole parameter. Under deepspeed.zero.Init a rank holds a flat part, and ds_shape has the whole."""
     return len(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def step_if_finite(optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
+    """One step, or none when the norm is not finite.
+
+    Fused AdamW decides on the device, by the flag that torch.amp.GradScaler gives it; SGD has to wait for it.
+    """
+    if isinstance(optimizer, torch.optim.AdamW):
+        optimizer.found_inf = (~torch.isfinite(grad_norm)).float()  # type: ignore[attr-defined]  # not declared
+        optimizer.step()
+    elif torch.isfinite(grad_norm):
+        optimizer.step()
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:

@@ -99,6 +99,12 @@ class World:
             if failure is not None:
                 raise PeerError(f"rank {rank} failed: {failure}")
 
+    def total(self, value: int) -> int:
+        """The sum of every rank's value. Blocks for the slowest rank, and not for the device."""
+        summed = torch.tensor(value)
+        dist.all_reduce(summed, group=self.control)
+        return int(summed.item())
+
     def gather(self, value: T) -> list[T]:
         """Every rank's value, by rank, on every rank. The value must be picklable."""
         values: list[Any] = [None] * self.env.world_size

@@ -13,14 +13,10 @@ import torch
 
 from distributed.tiny_dataset import build_dataset
 from distributed.tiny_run import tiny_config
-from penstock_trainer.data import (
-    BatchPlan,
-    Permutation,
-    TokenWindows,
-    open_train_split,
-    prepare_shards,
-    read_manifest,
-)
+from penstock_trainer.data.batch_plan import BatchPlan
+from penstock_trainer.data.order import Permutation
+from penstock_trainer.data.shards import open_train_split, prepare_shards, read_manifest
+from penstock_trainer.data.token_windows import TokenWindows
 from penstock_trainer.errors import BatchError, DatasetError
 from penstock_trainer.rank_env import RankEnv
 from penstock_trainer.world import World
@@ -34,7 +30,7 @@ def world() -> Iterator[World]:
 
 def windows(num_tokens: int, *, seq_len: int = 4, cuts: tuple[int, ...] = (), seed: int = 0) -> TokenWindows:
     shards = np.split(np.arange(num_tokens, dtype=np.uint16), cuts)
-    return TokenWindows(shards, seq_len=seq_len, seed=seed)
+    return TokenWindows(shards, seq_len=seq_len, vocab_size=1 << 16, seed=seed)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 15, 16, 17, 255, 256, 257, 1000, 4097, 65535, 65537])

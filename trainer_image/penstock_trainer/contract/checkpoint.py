@@ -37,6 +37,15 @@ class CheckpointObject:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Best:
+    """The step that a run's evaluations found best."""
+
+    step: int
+    value: float
+    """Of evaluation.metric."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
     """What a reader needs to continue from a step, and to refuse it when an object is not the one that was written."""
 
@@ -46,6 +55,10 @@ class Manifest:
     samples_seen: int
     """Sequences consumed since the run began: the data position, independent of the world size."""
     tokens_seen: int
+    """Targets that were trained on."""
+    best: Best | None = None
+    stale_evaluations: int = 0
+    """Evaluations since the best one."""
     config: Mapping[str, Any]
     """The JobConfig that wrote it, as JSON types."""
     config_hash: str

@@ -24,15 +24,21 @@ from penstock_trainer.contract.fields import (
 from penstock_trainer.contract.sections.checkpoint import CheckpointConfig
 from penstock_trainer.contract.sections.data import DataConfig
 from penstock_trainer.contract.sections.engine import EngineConfig, Precision, Strategy
+from penstock_trainer.contract.sections.evaluation import EvaluationConfig
+from penstock_trainer.contract.sections.guard import GuardConfig
 from penstock_trainer.contract.sections.model import ModelConfig, RopeScaling
+from penstock_trainer.contract.sections.observe import ObserveConfig
 from penstock_trainer.contract.sections.optim import OptimConfig
 
 __all__ = [
     "CheckpointConfig",
     "DataConfig",
     "EngineConfig",
+    "EvaluationConfig",
+    "GuardConfig",
     "JobConfig",
     "ModelConfig",
+    "ObserveConfig",
     "OptimConfig",
     "Precision",
     "RopeScaling",
@@ -51,6 +57,9 @@ class JobConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    observe: ObserveConfig = field(default_factory=ObserveConfig)
     steps: int = 200
     """Optimizer steps of the whole run, over all attempts."""
     global_batch: int = 16
@@ -65,6 +74,8 @@ class JobConfig:
     max_restarts: int = 3
     """Times that all ranks of the job are started again in place after one was lost, before the job is given back to
     the platform."""
+    preflight: bool = True
+    """Check nodes and network before the run begins, and name the bad one."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "global_batch", "max_micro_batch", "log_interval", "processes_per_node"):

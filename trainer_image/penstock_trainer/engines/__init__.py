@@ -6,8 +6,10 @@ import importlib
 from collections.abc import Mapping
 from typing import cast
 
+import torch
+
 from penstock_trainer.contract.config import JobConfig, Strategy
-from penstock_trainer.data import BatchPlan
+from penstock_trainer.data.batch_plan import BatchPlan
 from penstock_trainer.engines.engine import Engine, EngineFactory
 from penstock_trainer.errors import EngineError
 from penstock_trainer.model.objective import Objective
@@ -36,6 +38,8 @@ def build_engine(objective: Objective, config: JobConfig, batch: BatchPlan, worl
             f"engine.precision = 'fp16' needs a GPU, and this run is on {world.device}: fp16 has no fast path there, "
             "and its narrow range no use. Use fp32, or bf16 where the processor has it."
         )
+    if config.engine.precision != "fp32" and config.engine.strategy != "ddp":  # whose autocast sees to it
+        objective.input_dtype = torch.bfloat16 if config.engine.precision == "bf16" else torch.float16
     module, _, name = _CLASSES[config.engine.strategy].partition(":")
     factory = cast("EngineFactory", getattr(importlib.import_module(module), name))
     return factory(objective, config, batch, world)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from penstock_trainer.contract.config import JobConfig
-from penstock_trainer.data import BatchPlan
+from penstock_trainer.data.batch_plan import BatchPlan
 from penstock_trainer.model.objective import Batch, Objective
 from penstock_trainer.world import World
 
@@ -27,7 +27,7 @@ class StepResult:
     loss: Tensor
     """This rank's share: the sum over ranks is the mean over the step's targets."""
     grad_norm: Tensor | float
-    """Of all gradients of all ranks, before clipping."""
+    """Of all gradients of all ranks, before clipping; inf or NaN when the step was left out."""
 
 
 class Engine(Protocol):
@@ -38,7 +38,14 @@ class Engine(Protocol):
 
         One call rather than forward, backward and step, because engines differ in when they reduce gradients: the
         accumulation loop is theirs. The gradient is that of the mean over the `num_targets` targets of all ranks,
-        clipped by its true norm. A step whose gradient overflows in fp16 is left out and lowers the loss scale.
+        clipped by its true norm. A step whose gradient is not finite is left out: weights and optimizer state stay as
+        they were. In fp16 it lowers the loss scale too.
+        """
+
+    def evaluate(self, batch: Batch) -> Tensor:
+        """Objective in eval mode on this rank's batch: [2], the targets' summed loss and how many were predicted.
+
+        No gradients, no dropout; the next train_step is as if it had not been called.
         """
 
     def state(self) -> State:

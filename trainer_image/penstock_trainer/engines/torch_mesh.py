@@ -26,13 +26,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from penstock_trainer.contract.config import EngineConfig, JobConfig
-from penstock_trainer.data import BatchPlan
+from penstock_trainer.data.batch_plan import BatchPlan
 from penstock_trainer.engines.blocks import prepare_blocks
 from penstock_trainer.engines.engine import State, StepResult
 from penstock_trainer.engines.loss_scale import LossScale
 from penstock_trainer.errors import EngineError
 from penstock_trainer.model.objective import Batch, Objective
-from penstock_trainer.optim import build_optimizer, materialize_state, set_learning_rate
+from penstock_trainer.optim import build_optimizer, materialize_state, set_learning_rate, step_if_finite
 from penstock_trainer.world import World
 
 logger = logging.getLogger(__name__)
@@ -73,11 +73,22 @@ class TorchEngine:
             (loss * (scale * self._world_size)).backward()
             losses.append(loss.detach())
         grad_norm = self._clip(scale)
-        if self._may_step(grad_norm):
-            set_learning_rate(self._optimizer, learning_rate)
-            self._optimizer.step()
+        if self._loss_scale:
+            self._loss_scale.update(overflowed=not torch.isfinite(grad_norm))
+        set_learning_rate(self._optimizer, learning_rate)
+        step_if_finite(self._optimizer, grad_norm)
         self._optimizer.zero_grad(set_to_none=True)
         return StepResult(torch.cat(losses).sum(), grad_norm)
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> Tensor:
+        """See Engine.evaluate."""
+        self._wrapped.eval()
+        try:
+            with self._autocast():
+                return cast("Tensor", self._wrapped(batch))
+        finally:
+            self._wrapped.train()
 
     def state(self) -> State:
         """See Engine.state. Sharded weights and moments are DTensors over the mesh."""
@@ -117,13 +128,6 @@ class TorchEngine:
         if scale != 1.0:
             torch._foreach_mul_(gradients, 1.0 / scale)
         return scaled_norm / scale
-
-    def _may_step(self, grad_norm: Tensor) -> bool:
-        if self._loss_scale is None:
-            return True
-        is_finite = bool(torch.isfinite(grad_norm))
-        self._loss_scale.update(overflowed=not is_finite)
-        return is_finite
 
 
 def build_mesh(engine: EngineConfig, world: World) -> DeviceMesh:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import deepspeed
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from penstock_trainer.contract.config import JobConfig
 from penstock_trainer.contract.deepspeed import bucket_elements, merged
-from penstock_trainer.data import BatchPlan
+from penstock_trainer.data.batch_plan import BatchPlan
 from penstock_trainer.engines.blocks import prepare_blocks
 from penstock_trainer.engines.engine import State, StepResult
 from penstock_trainer.engines.flat_shard import FlatShard
@@ -79,6 +79,15 @@ class ZeroEngine:
             self._engine.step()
             losses.append(loss.detach())
         return StepResult(torch.stack(losses).sum(), self._engine.get_global_grad_norm())
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> Tensor:
+        """See Engine.evaluate."""
+        self._engine.eval()
+        try:
+            return cast("Tensor", self._engine(batch))
+        finally:
+            self._engine.train()
 
     def state(self) -> State:
         """See Engine.state. Each rank names only the parameters of which its partition holds a part."""

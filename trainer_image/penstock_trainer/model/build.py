@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from penstock_trainer.errors import ModelError
 from penstock_trainer.model.decoder import Decoder
 from penstock_trainer.model.hugging_face import covers, load_directory, read_config
 from penstock_trainer.model.source_directory import is_directory, source_directory
+from penstock_trainer.user_function import call_user_function
 
 
 def build_model(config: ModelConfig, *, vocab_size: int | None, seed: int) -> nn.Module:
@@ -24,7 +24,7 @@ def build_model(config: ModelConfig, *, vocab_size: int | None, seed: int) -> nn
 
     `vocab_size` is that of the dataset's tokenizer; None for data that is not text. Blocks on storage, and downloads
     what lies at gs://. Raises ModelError for a source that cannot be read, that the decoder does not cover, or whose
-    vocabulary is smaller than the dataset's, and StorageError.
+    vocabulary is smaller than the dataset's, UserFunctionError for a function that cannot be called, and StorageError.
     """
     if not config.source:
         return _built_in(config, vocab_size, seed)
@@ -110,16 +110,13 @@ def _require_all_loaded(loaded: Mapping[str, Any], source_uri: str) -> None:
 
 def _from_function(config: ModelConfig, seed: int) -> nn.Module:
     _refuse_dropout(config)
-    function = _function(config.source)
-    try:
-        inspect.signature(function).bind(**config.options)
-    except TypeError as exc:
-        raise ModelError(
-            f"{config.source}{inspect.signature(function)} cannot be called with model.options = "
-            f"{dict(config.options)!r}: {exc}."
-        ) from exc
     with _seeded(seed):
-        model = function(**config.options)
+        model = call_user_function(
+            config.source,
+            config.options,
+            section="model",
+            or_else="empty, a Hugging Face directory (gs://, file:// or an absolute path), or ",
+        )
     if not isinstance(model, nn.Module):
         raise ModelError(
             f"{config.source} returned {type(model).__name__}; it must return the torch.nn.Module to train."
@@ -131,26 +128,6 @@ def _from_function(config: ModelConfig, seed: int) -> nn.Module:
                 "torch.float32 on cpu. Device and precision are the engine's to choose (engine.precision)."
             )
     return model.train()
-
-
-def _function(source: str) -> Any:
-    module_name, separator, name = source.partition(":")
-    if not separator or not module_name or not name.isidentifier():
-        raise ModelError(
-            f"model.source = {source!r} is not valid: it must be empty, a Hugging Face directory "
-            "(gs://, file:// or an absolute path), or module:function."
-        )
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as exc:
-        raise ModelError(
-            f"model.source = {source!r}: {module_name} cannot be imported ({exc}). "
-            "It must be installed in the trainer image or lie on PYTHONPATH."
-        ) from exc
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise ModelError(f"model.source = {source!r}: {module_name} has no function {name}.")
-    return function
 
 
 def _refuse_dropout(config: ModelConfig) -> None:

@@ -63,7 +63,7 @@ _LISTED = 5
 """Names of weights that a message gives; of the rest it gives the number."""
 
 
-def hf_config(config: ModelConfig, *, vocab_size: int, seq_len: int, eos_id: int) -> dict[str, Any]:
+def hf_config(config: ModelConfig, *, vocab_size: int, seq_len: int, eos_id: int | None) -> dict[str, Any]:
     """config.json of the family's ...ForCausalLM of the same shape."""
     told: dict[str, Any] = {
         "architectures": [ARCHITECTURES[config.family]],

@@ -45,10 +45,12 @@ class Objective(nn.Module):
             )
         self.model = model
         self.chunk_tokens = chunk_tokens
+        self.input_dtype: torch.dtype | None = None
+        """To which floating point inputs are cast; None: they are left alone."""
 
     def forward(self, batch: Batch) -> Tensor:
         """[1]: the sum of the targets' losses in nats, fp32. In eval mode [2]: and the number of them predicted."""
-        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+        inputs = {name: self._cast(tensor) for name, tensor in batch.items() if name != "labels"}
         labels = batch["labels"]
         if self.chunk_tokens and self.training:
             model: Any = self.model
@@ -64,3 +66,7 @@ class Objective(nn.Module):
             return torch.stack((loss,))  # no view: FSDP2 could not hang its hook on one
         correct = (logits.argmax(-1) == labels.flatten()).sum()
         return torch.stack((loss, correct.to(loss.dtype)))
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        is_cast = self.input_dtype is not None and tensor.is_floating_point()
+        return tensor.to(self.input_dtype) if is_cast else tensor

@@ -9,7 +9,7 @@ import torch
 
 from penstock_trainer.contract.config import EngineConfig, JobConfig
 from penstock_trainer.contract.fields import FieldValueError
-from penstock_trainer.data import BatchPlan
+from penstock_trainer.data.batch_plan import BatchPlan
 from penstock_trainer.engines import build_engine
 from penstock_trainer.engines.torch_mesh import build_mesh
 from penstock_trainer.errors import EngineError
