@@ -80,9 +80,7 @@ def describe(task: TaskView) -> str:
     """The newest progress of a task in words."""
     event = task.event
     if isinstance(event, StepEvent):
-        return (
-            f"step {event.step}/{event.steps}  loss {event.loss:.3f}  {event.tokens_per_second:,.0f} tokens/s"
-        )
+        return f"step {event.step}/{event.steps}  loss {event.told_loss(3)}  {event.tokens_per_second:,.0f} tokens/s"
     if isinstance(event, ProgressEvent) and task.state == "RUNNING":
         return f"{event.done:,.0f}/{event.total:,.0f} {event.unit}"
     return ""

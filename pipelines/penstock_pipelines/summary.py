@@ -38,7 +38,7 @@ def _facts(follower: Follower, custom_job: Any | None, report_dir: Path) -> Iter
     if first is not None and last is not None:
         yield (
             "loss",
-            f"{first.loss:.4f} at step {first.step}, {last.loss:.4f} at step {last.step} (nats per token)",
+            f"{first.told_loss(4)} at step {first.step}, {last.told_loss(4)} at step {last.step} (nats per token)",
         )
     scores = follower.outputs("evaluate")
     if scores:

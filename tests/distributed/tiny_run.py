@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,5 +98,5 @@ def losses_by_scenario(stdout: str) -> dict[str, dict[int, float]]:
         if line.startswith('{"scenario"'):
             steps = found.setdefault(json.loads(line)["scenario"], {})
         elif isinstance(event := parse_event(line), StepEvent):
-            steps[event.step] = event.loss
+            steps[event.step] = math.nan if event.loss is None else event.loss
     return found

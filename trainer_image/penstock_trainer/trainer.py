@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import time
 from dataclasses import dataclass, replace
 
@@ -194,9 +195,9 @@ class Trainer:
             StepEvent(
                 step=self.progress.step,
                 steps=self.config.steps,
-                loss=judged.last.loss,
+                loss=_finite(judged.last.loss),
                 learning_rate=rate,
-                grad_norm=judged.last.grad_norm,
+                grad_norm=_finite(judged.last.grad_norm),
                 tokens_per_second=(self.progress.tokens_seen - before.tokens_seen) / (now - since),
             )
         )
@@ -255,3 +256,8 @@ def _owned_root(config: JobConfig, world: World) -> tuple[str, Owner]:
     root_uri = config.checkpoint.root_uri(world.env.checkpoint_dir)
     owner = world.env.owner or world.from_primary(lambda: take_ownership(root_uri, storage_for(root_uri)))
     return root_uri, owner
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN."""
+    return value if math.isfinite(value) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -80,7 +81,7 @@ def loss_curve(steps: Sequence[StepEvent], unigram_loss: float | None) -> str:
         axes = figure.add_subplot()
         axes.plot(
             [event.step for event in steps],
-            [event.loss for event in steps],
+            [math.nan if event.loss is None else event.loss for event in steps],  # a gap in the line
             color=ACCENT,
             linewidth=1.8,
             marker="o" if len(steps) < 3 else None,

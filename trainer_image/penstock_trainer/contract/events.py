@@ -19,17 +19,21 @@ class StepEvent:
 
     step: int
     steps: int
-    loss: float
-    """Mean over the global batch of this step, nats per token."""
+    loss: float | None
+    """Mean over the targets of this step, nats each; None when it was not finite."""
     learning_rate: float
-    grad_norm: float
-    """Global norm before clipping."""
+    grad_norm: float | None
+    """Global norm before clipping; None when it was not finite, and the step's update was left out."""
     tokens_per_second: float
     """Over all ranks, since the line before."""
 
+    def told_loss(self, digits: int) -> str:
+        """The loss for people to read."""
+        return "not finite" if self.loss is None else f"{self.loss:.{digits}f}"
+
     def to_line(self) -> str:
         """One line of JSON, without a newline."""
-        message = f"step {self.step}/{self.steps} loss {self.loss:.4f} {self.tokens_per_second:,.0f} tokens/s"
+        message = f"step {self.step}/{self.steps} loss {self.told_loss(4)} {self.tokens_per_second:,.0f} tokens/s"
         return json.dumps({"severity": "INFO", "message": message, "event": "step", **asdict(self)})
 
 
