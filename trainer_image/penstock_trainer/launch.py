@@ -150,14 +150,7 @@ def launch_script(
     the directory's copy cannot be read.
     """
     cluster = Cluster.from_environ(environ)
-    if not command:
-        raise LaunchError("there is no command to launch; give it after --, as in: launch -- python train.py")
-    if shutil.which(command[0], path=environ.get("PATH")) is None:
-        raise LaunchError(f"{command[0]!r} is not a program on PATH; give its path.")
-    if processes_per_node is not None and processes_per_node < 1:
-        raise LaunchError(f"--processes-per-node={processes_per_node} is not valid: it must be at least 1.")
-    if max_restarts < 0:
-        raise LaunchError(f"--max-restarts={max_restarts} is not valid: it must be 0 or more.")
+    require_runnable(command, environ, processes_per_node=processes_per_node, max_restarts=max_restarts)
     sync = _opened(checkpoint_dir, cluster, environ) if checkpoint_dir else None
     with ExitStack() as stack:
 
@@ -178,6 +171,24 @@ def launch_script(
             sync=sync,
         )
         return _launch(program, cluster, environ, timing or Timing())
+
+
+def require_runnable(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    processes_per_node: int | None,
+    max_restarts: int,
+) -> None:
+    """Raise LaunchError for a command or for numbers that cannot be run."""
+    if not command:
+        raise LaunchError("there is no command to launch; give it after --, as in: launch -- python train.py")
+    if shutil.which(command[0], path=environ.get("PATH")) is None:
+        raise LaunchError(f"{command[0]!r} is not a program on PATH; give its path.")
+    if processes_per_node is not None and processes_per_node < 1:
+        raise LaunchError(f"--processes-per-node={processes_per_node} is not valid: it must be at least 1.")
+    if max_restarts < 0:
+        raise LaunchError(f"--max-restarts={max_restarts} is not valid: it must be 0 or more.")
 
 
 def _opened(

@@ -140,7 +140,7 @@ class Rendezvous:
         from torch.distributed import DistError  # first of all: 2 s in which the primary may come up
 
         address = (cluster.primary_host, cluster.primary_port)
-        _wait_for_listener(address, timeout_seconds, check)
+        wait_for_listener(address, timeout_seconds, check)
         try:
             return cls(_open_store(*address, None), cluster)
         except DistError as exc:
@@ -269,7 +269,7 @@ def _open_store(host: str, port: int, listen_fd: int | None) -> TCPStore:
     return store
 
 
-def _wait_for_listener(address: tuple[str, int], timeout_seconds: float, check: Callable[[], None]) -> None:
+def wait_for_listener(address: tuple[str, int], timeout_seconds: float, check: Callable[[], None]) -> None:
     """Block until something listens there. TCPStore can wait too, but prints a C++ stack at every try."""
     deadline = time.monotonic() + timeout_seconds
     while True:
