@@ -80,7 +80,9 @@ def describe(task: TaskView) -> str:
     """The newest progress of a task in words."""
     event = task.event
     if isinstance(event, StepEvent):
-        return f"step {event.step}/{event.steps}  loss {event.told_loss(3)}  {event.tokens_per_second:,.0f} tokens/s"
+        held_out = f"  held-out loss {task.evaluation.loss:.3f}" if task.evaluation else ""
+        told = f"loss {event.told_loss(3)}{held_out}  {event.tokens_per_second:,.0f} tokens/s"
+        return f"step {event.step}/{event.steps}  {told}"
     if isinstance(event, ProgressEvent) and task.state == "RUNNING":
         return f"{event.done:,.0f}/{event.total:,.0f} {event.unit}"
     return ""

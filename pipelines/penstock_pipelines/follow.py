@@ -13,7 +13,7 @@ from google.protobuf import json_format
 from penstock_pipelines.errors import ServiceError
 from penstock_pipelines.logs import LogLine, LogReader
 from penstock_pipelines.submit import RUN_LABEL
-from penstock_trainer.contract.events import ProgressEvent, StepEvent, parse_event
+from penstock_trainer.contract.events import EvaluationEvent, ProgressEvent, StepEvent, parse_event
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,8 @@ class TaskView:
     error: str = ""
     event: StepEvent | ProgressEvent | None = None
     """The newest progress of it."""
+    evaluation: EvaluationEvent | None = None
+    """The newest score of what it trains."""
 
     @property
     def is_training(self) -> bool:
@@ -162,6 +164,10 @@ class Follower:
                     for task in self.view.tasks.values():
                         if task.is_training:
                             task.event = event
+                elif isinstance(event, EvaluationEvent):
+                    for task in self.view.tasks.values():
+                        if task.is_training:
+                            task.evaluation = event
 
     def _training_jobs(self) -> Iterator[Any]:
         from google.cloud import aiplatform
@@ -197,7 +203,9 @@ def _outputs(detail: dict[str, Any]) -> dict[str, Any]:
 def _newest_event(lines: Iterator[LogLine]) -> StepEvent | ProgressEvent | None:
     newest = None
     for line in lines:
-        newest = parse_event(line.payload) or newest
+        event = parse_event(line.payload)
+        if isinstance(event, (StepEvent, ProgressEvent)):
+            newest = event
     return newest
 
 

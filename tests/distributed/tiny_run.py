@@ -66,9 +66,7 @@ def windows_in_place(directory: Path, manifest: DatasetManifest, config: JobConf
     import numpy as np
 
     shards = [np.fromfile(directory / shard.name, dtype="<u2") for shard in manifest.train]
-    return TokenWindows(
-        shards, seq_len=config.data.seq_len, vocab_size=manifest.tokenizer.vocab_size, seed=config.seed
-    )
+    return TokenWindows(shards, seq_len=config.data.seq_len, seed=config.seed)
 
 
 def reference_losses(directory: Path, config: JobConfig) -> list[float]:

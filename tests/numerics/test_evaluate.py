@@ -12,15 +12,24 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaForCausalLM,
+)
 
-from distributed.tiny_dataset import EOS, build_dataset
+from distributed.tiny_dataset import EOS, VOCAB_SIZE, build_dataset
 from distributed.tiny_run import tiny_config
+from penstock_trainer.contract.checkpoint import Manifest
+from penstock_trainer.contract.config import EvaluationConfig, ModelConfig
 from penstock_trainer.contract.events import ProgressEvent, parse_event
 from penstock_trainer.contract.export import ExportManifest
+from penstock_trainer.data.held_out import windows_of
 from penstock_trainer.data.shards import read_manifest
-from penstock_trainer.errors import ExportError
-from penstock_trainer.evaluate import main, read_documents, windows_of
+from penstock_trainer.errors import ExportError, ModelError
+from penstock_trainer.evaluate import main, read_documents
 from penstock_trainer.export import read_export
 from penstock_trainer.rank import run_rank
 from penstock_trainer.rank_env import RankEnv
@@ -29,12 +38,31 @@ SEQ_LEN = 32
 
 
 class Trained:
-    """Two models, trained for a few steps and for none to speak of, and the report on both."""
+    """Models of every kind that can be exported, and the report on them.
+
+    The first two are the built-in decoder, trained for a few steps and for none to speak of.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.dataset = directory / "dataset"
         self.data_uri = build_dataset(self.dataset)
-        self.models = [self._train(directory / name, steps) for name, steps in (("long", 20), ("short", 4))]
+        gpt2 = GPT2Config(
+            vocab_size=VOCAB_SIZE,
+            n_embd=16,
+            n_layer=2,
+            n_head=2,
+            n_positions=64,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+        GPT2LMHeadModel(gpt2).save_pretrained(directory / "gpt2")
+        bigram = ModelConfig(source="numerics.user_models:bigram", options={"vocab_size": VOCAB_SIZE})
+        self.models = [
+            self._train(directory / "long", 20),
+            self._train(directory / "short", 4, tie_embeddings=True),
+            self._train(directory / "transformers", 4, ModelConfig(source=str(directory / "gpt2"))),
+            self._train(directory / "function", 4, bigram),
+        ]
         report = directory / "report.json"
         uris = [f"--model={model.as_uri()}" for model in self.models]
         arguments = [f"--data={self.data_uri}", *uris, f"--output={report}", "--batch=3"]
@@ -43,9 +71,10 @@ class Trained:
         self.documents = read_documents(self.data_uri, read_manifest(self.data_uri), max_bytes=None)
         self.num_bytes = sum(len(text.encode()) for text in self.documents)
 
-    def _train(self, directory: Path, steps: int) -> Path:
+    def _train(self, directory: Path, steps: int, model: ModelConfig | None = None, **shape: Any) -> Path:
         config = tiny_config(self.data_uri, (directory / "checkpoints").as_uri(), steps=steps)
-        config = replace(config, model=replace(config.model, tie_embeddings=steps == 4))
+        evaluation = EvaluationConfig(interval=steps, max_samples=0)
+        config = replace(config, model=model or replace(config.model, **shape), evaluation=evaluation)
         env = RankEnv(
             omp_num_threads=1,
             model_dir=(directory / "model").as_uri(),
@@ -68,7 +97,7 @@ def test_transformers_loads_the_export_and_computes_the_same(trained: Trained, i
     theirs, report = LlamaForCausalLM.from_pretrained(directory, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
-    ours, _, _ = read_export(directory.as_uri())
+    ours: Any = read_export(directory.as_uri()).model
     tokens = torch.randint(ours.vocab_size, (2, SEQ_LEN), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         torch.testing.assert_close(ours(tokens), theirs(tokens).logits, atol=1e-5, rtol=1e-5)
@@ -111,7 +140,20 @@ def test_a_changed_export_is_refused(trained: Trained, tmp_path: Path) -> None:
         read_export(tmp_path.as_uri())
 
 
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", range(4))
+def test_the_last_evaluation_inside_of_training_says_the_same_of_the_export(
+    trained: Trained, index: int
+) -> None:
+    directory = trained.models[index]
+    export = ExportManifest.from_json((directory / "manifest.json").read_text())
+    uri = f"{export.checkpoint_uri}/manifest.json"
+    best = Manifest.from_json(Path(uri.removeprefix("file://")).read_text()).best
+    assert best is not None
+    # Other batches: fp32 sums in another order.
+    assert trained.report["models"][index]["loss"] == pytest.approx(best.value, rel=1e-6)
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
 def test_bits_per_byte_are_those_of_a_direct_computation(trained: Trained, index: int) -> None:
     nll, tokens = direct_nll(trained.models[index], trained.documents)
     score = trained.report["models"][index]
@@ -125,7 +167,7 @@ def test_bits_per_byte_are_those_of_a_direct_computation(trained: Trained, index
 
 def direct_nll(directory: Path, documents: list[str]) -> tuple[float, int]:
     """One window after another, unbatched, by the rule in evaluate's docstring."""
-    model = LlamaForCausalLM.from_pretrained(directory)
+    model = AutoModelForCausalLM.from_pretrained(directory)
     tokenizer = AutoTokenizer.from_pretrained(directory)
     nll, count = 0.0, 0
     for text in documents:
@@ -144,7 +186,7 @@ def direct_nll(directory: Path, documents: list[str]) -> tuple[float, int]:
 def test_the_longer_trained_model_scores_better_and_the_baseline_is_the_unigram_entropy(
     trained: Trained,
 ) -> None:
-    long, short = trained.report["models"]
+    long, short, *_ = trained.report["models"]
     assert long["bits_per_byte"] < short["bits_per_byte"]
     counts = np.fromfile(trained.dataset / "train/token_counts.u64", dtype="<u8").tolist()
     tokenizer = Tokenizer.from_file(str(trained.dataset / "tokenizer.json"))
@@ -194,3 +236,13 @@ def test_what_is_not_a_model_is_exit_code_1(trained: Trained, tmp_path: Path) ->
     ]
     assert main(arguments) == 1
     assert not (tmp_path / "report.json").exists()
+
+
+def test_a_function_that_returns_another_model_by_now_is_refused(trained: Trained, tmp_path: Path) -> None:
+    for path in trained.models[3].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    manifest["config"]["model"]["options"]["vocab_size"] += 1
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ModelError, match=r"bigram returns a model of other weights .*: first\.weight differ"):
+        read_export(tmp_path.as_uri())

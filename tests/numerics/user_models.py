@@ -18,3 +18,21 @@ def nothing() -> None:
 
 def half() -> nn.Module:
     return nn.Linear(3, 2).bfloat16()
+
+
+class Bigram(nn.Module):
+    """Logits of the next token from the token alone. Its weight is used twice, as a tied head is."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.first = nn.Embedding(vocab_size, 16)
+        self.head = nn.Linear(16, vocab_size, bias=False)
+        self.head.weight = self.first.weight
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.first(input_ids))
+        return logits
+
+
+def bigram(*, vocab_size: int) -> nn.Module:
+    return Bigram(vocab_size)

@@ -29,7 +29,13 @@ from penstock_trainer.contract.checkpoint import (
     step_dir_uri,
     step_of,
 )
-from penstock_trainer.contract.config import JobConfig, ModelConfig, OptimConfig
+from penstock_trainer.contract.config import (
+    DataConfig,
+    EvaluationConfig,
+    JobConfig,
+    ModelConfig,
+    OptimConfig,
+)
 from penstock_trainer.contract.dataset import TOKENIZER_NAME
 from penstock_trainer.contract.fields import ContractError, to_dict
 from penstock_trainer.engines.engine import State
@@ -46,6 +52,8 @@ from penstock_trainer.storage import (
 from penstock_trainer.world import World
 
 logger = logging.getLogger(__name__)
+
+_WITHOUT_BEST = "Restore it, or set evaluation.export_best to false to export the weights of the last step."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +78,12 @@ class Progress:
             samples_seen=self.samples_seen + samples,
             tokens_seen=self.tokens_seen + targets,
         )
+
+    def evaluated(self, value: float, *, is_best: bool) -> Progress:
+        """After the step was evaluated to a value of the run's metric."""
+        if is_best:
+            return replace(self, best=Best(step=self.step, value=value), stale_evaluations=0)
+        return replace(self, stale_evaluations=self.stale_evaluations + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +143,19 @@ class Checkpointer:
                     "Give the root of an earlier run's step directories, or leave it empty to begin anew."
                 )
         return progress
+
+    def load(self, state: State, step: int) -> tuple[Progress, str]:
+        """Fill `state` from the checkpoint of one step, of this root or else of resume_from; and the step's directory.
+
+        Raises CheckpointError (PeerError on the other ranks) when there is none that is whole; `state` may then be filled
+        in part.
+        """
+        manifest, root_uri = self._world.from_primary(lambda: self._find(step))
+        if not self._fill(state, manifest, root_uri, self._storage_of(root_uri)):
+            raise CheckpointError(
+                f"the checkpoint of step {step} below {root_uri} broke while it was read. See the log. {_WITHOUT_BEST}"
+            )
+        return self._progress_of(manifest), step_dir_uri(root_uri, step)
 
     def check_owner(self) -> None:
         """Raise FencedError unless this attempt still owns the root. Not collective: blocks on storage alone."""
@@ -199,16 +226,10 @@ class Checkpointer:
                 continue
             self._require_continuable(manifest, root_uri)
             is_touched = True
-            reader = ObjectReader(storage, step_dir_uri(root_uri, step), manifest)
-            if self._load(_written_part(state, manifest), reader):
+            if self._fill(state, manifest, root_uri, storage):
                 logger.info("continuing from step %d of %s", manifest.step, root_uri)
-                return Progress(
-                    step=manifest.step,
-                    samples_seen=manifest.samples_seen,
-                    tokens_seen=manifest.tokens_seen,
-                    best=manifest.best,
-                    stale_evaluations=manifest.stale_evaluations,
-                )
+                return self._progress_of(manifest)
+            logger.warning("falling back to the checkpoint before step %d", step)
         if is_touched:
             raise CheckpointError(
                 f"the checkpoints below {root_uri} broke while they were read, and none is left. See the log."
@@ -232,15 +253,45 @@ class Checkpointer:
                 f"which counts the steps before it too: nothing would be trained. Raise steps above {manifest.step}."
             )
 
-    def _load(self, state: State, reader: ObjectReader) -> bool:
+    def _find(self, step: int) -> tuple[Manifest, str]:
+        """The whole manifest of a step, and the root that it lies in. Not collective."""
+        reasons = []
+        for root_uri in filter(None, (self.root_uri, self._config.checkpoint.resume_from)):
+            try:
+                return _read_whole(self._storage_of(root_uri), root_uri, step), root_uri
+            except (ObjectNotFoundError, ObjectCorruptError, ContractError) as exc:
+                reasons.append(f"below {root_uri}: {exc}")
+        raise CheckpointError(
+            f"the checkpoint of step {step} is gone or damaged: {'; '.join(reasons)}. {_WITHOUT_BEST}"
+        )
+
+    def _storage_of(self, root_uri: str) -> Storage:
+        return self._storage if root_uri == self.root_uri else storage_for(root_uri)
+
+    def _progress_of(self, manifest: Manifest) -> Progress:
+        """Of what was evaluated otherwise, nothing is kept: its values do not compare."""
+        is_comparable = _evaluated_as(manifest.config) == _evaluated_as(json.loads(self._config.to_json()))
+        if not is_comparable and manifest.best:
+            logger.info("the best step is forgotten: it was found by another metric or on other samples")
+        return Progress(
+            step=manifest.step,
+            samples_seen=manifest.samples_seen,
+            tokens_seen=manifest.tokens_seen,
+            best=manifest.best if is_comparable else None,
+            stale_evaluations=manifest.stale_evaluations if is_comparable else 0,
+        )
+
+    def _fill(self, state: State, manifest: Manifest, root_uri: str, storage: Storage) -> bool:
         """Whether all of it could be read. Ranks agree: the planner gathers their errors."""
+        reader = ObjectReader(storage, step_dir_uri(root_uri, manifest.step), manifest)
+        state = _written_part(state, manifest)
         try:
             dcp_load(state, storage_reader=reader, process_group=self._world.control)
         except CheckpointException as exc:  # not an Exception
             errors = [error for error, _ in exc.failures.values()]
             if not all(isinstance(error, (StorageError, ContractError)) for error in errors):
                 raise CheckpointError(f"reading the checkpoint failed: {_reasons(exc)}") from exc
-            logger.warning("%s; falling back to the checkpoint before it", _reasons(exc))
+            logger.warning("reading step %d of %s failed: %s", manifest.step, root_uri, _reasons(exc))
             return False
         return True
 
@@ -273,9 +324,7 @@ def _whole_manifest(storage: Storage, root_uri: str, step: int) -> Manifest | No
     """The step's manifest if it is one and every object it names is the one that was written; else None, and why."""
     uri = manifest_uri(root_uri, step)
     try:
-        manifest = Manifest.from_json(storage.read(uri))
-        for entry in manifest.objects:
-            _verify(storage, step_dir_uri(root_uri, step), entry)
+        return _read_whole(storage, root_uri, step)
     except ObjectNotFoundError as exc:
         if storage.stat(uri) is not None:
             logger.warning("%s; falling back to the checkpoint before step %d", exc, step)
@@ -283,6 +332,13 @@ def _whole_manifest(storage: Storage, root_uri: str, step: int) -> Manifest | No
     except (ObjectCorruptError, ContractError) as exc:
         logger.warning("%s: %s; falling back to the checkpoint before step %d", uri, exc, step)
         return None
+
+
+def _read_whole(storage: Storage, root_uri: str, step: int) -> Manifest:
+    """As `_whole_manifest`. Raises ObjectNotFoundError, ObjectCorruptError or ContractError."""
+    manifest = Manifest.from_json(storage.read(manifest_uri(root_uri, step)))
+    for entry in manifest.objects:
+        _verify(storage, step_dir_uri(root_uri, step), entry)
     return manifest
 
 
@@ -304,6 +360,14 @@ def _written_part(state: State, manifest: Manifest) -> State:
     """What of a state a checkpoint can fill: a run in fp16 that continues one in another precision keeps its own scale."""
     was_scaled = manifest.config.get("engine", {}).get("precision") == "fp16"
     return {name: part for name, part in state.items() if name != "loss_scale" or was_scaled}
+
+
+def _evaluated_as(config: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What must be the same for two evaluations to compare."""
+    data: Mapping[str, Any] = {**to_dict(DataConfig()), **config.get("data", {})}
+    evaluation: Mapping[str, Any] = {**to_dict(EvaluationConfig()), **config.get("evaluation", {})}
+    samples = (data["uri"], data["source"], data["options"], data["seq_len"], evaluation["max_samples"])
+    return (evaluation["metric"], *samples)
 
 
 def _require_same_model(manifest: Manifest, config: JobConfig, uri: str) -> None:

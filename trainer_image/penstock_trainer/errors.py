@@ -16,6 +16,8 @@ class TrainerError(Exception):
     │   └── FencedError   another attempt owns the checkpoint root by now
     ├── ExportError       an exported model is not what its manifest says
     ├── DivergedError     the loss or the gradient is no longer a number
+    ├── TuningError       a trial of a tuning job cannot report
+    ├── PreflightError    a rank does not answer, or the nodes do not fit together
     └── PeerError         another rank failed at work that this one waited for
     """
 
@@ -54,6 +56,14 @@ class ExportError(TrainerError):
 
 class DivergedError(TrainerError):
     """The loss or the gradient's norm is not a finite number."""
+
+
+class PreflightError(TrainerError):
+    """The ranks are not in a state to begin; the message names the nodes."""
+
+
+class TuningError(TrainerError):
+    """A trial of a hyperparameter tuning job cannot tell the service what it reached."""
 
 
 class PeerError(TrainerError):

@@ -3,14 +3,10 @@
     python -m penstock_trainer.evaluate --data=<dataset> --model=<export> [--model=<export> ...] --output=<path.json>
         [--max-bytes=N] [--batch=N]
 
-What is summed is the negative log-likelihood of every token of every document and of the end-of-document token after it.
-Each document is seen from an empty context, which for these models is the end of the document before: its first token is
-conditioned on the end-of-document token alone. A document longer than seq_len is cut into windows of seq_len targets;
-the first target of a window is conditioned on the token before it alone. So every token is scored exactly once.
+What is summed is the negative log-likelihood of every token of every document and of the end-of-document token after it,
+in the windows of penstock_trainer.data.held_out: those that evaluation inside of training scores too.
 
 Bits per byte divide that sum by ln 2 and by the UTF-8 bytes of the documents' text, so tokenizers compare.
-
-Shape suffixes: B windows, T tokens of each, V vocabulary.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,26 +25,31 @@ from typing import Any
 import numpy as np
 import torch
 from tokenizers import Tokenizer
-from torch.nn.functional import cross_entropy
 
-from penstock_trainer.contract.dataset import TOKENIZER_NAME, DatasetManifest, DatasetObject
+from penstock_trainer.contract.dataset import DatasetManifest
 from penstock_trainer.contract.events import ProgressEvent
 from penstock_trainer.contract.fields import ContractError
+from penstock_trainer.data.held_out import (
+    Window,
+    batch_of,
+    by_length,
+    encode_documents,
+    held_out_documents,
+    read_object,
+    read_tokenizer,
+    windows_of,
+)
 from penstock_trainer.data.shards import read_manifest
-from penstock_trainer.errors import DatasetError, TrainerError
+from penstock_trainer.errors import DatasetError, ExportError, TrainerError
 from penstock_trainer.export import read_export
-from penstock_trainer.model.decoder import Decoder
-from penstock_trainer.storage import StorageError, crc32c, join, storage_for
+from penstock_trainer.model.objective import Objective
+from penstock_trainer.observe.structured_logs import log_to_stderr
+from penstock_trainer.storage import StorageError
 
 logger = logging.getLogger(__name__)
 
-_IGNORED = -100
-"""Target of a padded position."""
 _LARGEST_EXPONENT = 700.0  # of a diverged model: exp() of more than 709 overflows
 _PROGRESS_SECONDS = 5.0
-
-Window = Sequence[int]
-"""One token of context, then the targets."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +101,7 @@ def read_documents(dataset_uri: str, manifest: DatasetManifest, *, max_bytes: in
     """
     documents: list[str] = []
     num_bytes = 0
-    for document in _held_out(dataset_uri, manifest):
+    for document in held_out_documents(dataset_uri, manifest):
         num_bytes += len(document.encode())
         if documents and max_bytes is not None and num_bytes > max_bytes:
             break
@@ -115,28 +116,36 @@ def read_documents(dataset_uri: str, manifest: DatasetManifest, *, max_bytes: in
 def unigram_score(dataset_uri: str, manifest: DatasetManifest, documents: Sequence[str]) -> tuple[float, int]:
     """(nats, tokens) under the train split's token frequencies with add-one smoothing: what no context at all gives.
 
-    Blocks on storage. Raises DatasetError when the counts are not what the manifest says, and StorageError.
+    Blocks on storage. Raises DatasetError when the counts or the tokenizer are not what the manifest says, and
+    StorageError.
     """
-    tokenizer = Tokenizer.from_str(storage_for(dataset_uri).read(join(dataset_uri, TOKENIZER_NAME)).decode())
-    counts = np.frombuffer(_read(dataset_uri, manifest.token_counts), dtype="<u8").astype(np.float64) + 1
-    nats = -np.log(counts / counts.sum())
-    ids = [token for encoded in _encode(tokenizer, documents, manifest.tokenizer.eos_id) for token in encoded]
+    tokenizer = Tokenizer.from_str(read_tokenizer(dataset_uri, manifest).decode())
+    counts = np.frombuffer(read_object(dataset_uri, manifest.token_counts), dtype="<u8").astype(np.float64)
+    nats = -np.log((counts + 1) / (counts + 1).sum())
+    encoded = encode_documents(tokenizer, documents, manifest.tokenizer.eos_id)
+    ids = [token for tokens in encoded for token in tokens]
     return float(nats[ids].sum()), len(ids)
 
 
 def score_model(uri: str, documents: Sequence[str], *, num_bytes: int, batch: int) -> ModelScore:
     """Load one export and score it on all documents, whose text is `num_bytes` of UTF-8. Blocks until it is scored.
 
-    Raises ExportError when the export is not what its manifest says, ContractError when that is none, and StorageError.
+    Raises ExportError when the export is not what its manifest says or has no tokenizer, what else `read_export` does,
+    and StorageError.
     """
-    model, config, tokenizer_json = read_export(uri)
-    tokenizer = Tokenizer.from_str(tokenizer_json.decode())
-    eos_id, seq_len = config["eos_token_id"], config["max_position_embeddings"]
-    encoded = _encode(tokenizer, documents, eos_id)
-    windows = [window for tokens in encoded for window in windows_of([eos_id, *tokens], seq_len)]
+    export = read_export(uri)
+    text = export.text
+    if text is None:
+        raise ExportError(
+            f"{uri} has no tokenizer, and text cannot be scored without one: it was trained on "
+            f"data.source = {export.manifest.config['data']['source']!r}. Such a model is scored while it trains "
+            "(evaluation.interval)."
+        )
+    encoded = list(encode_documents(text.tokenizer, documents, text.eos_id))
+    windows = [window for tokens in encoded for window in windows_of([text.eos_id, *tokens], text.seq_len)]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    nll = score_windows(model.to(device).eval(), windows, batch=batch)
-    tokens = sum(len(document) for document in encoded)
+    nll = score_windows(Objective(export.model).to(device).eval(), windows, batch=batch)
+    tokens = sum(map(len, encoded))
     return ModelScore(
         uri=uri,
         bits_per_byte=nll / math.log(2) / num_bytes,
@@ -148,66 +157,23 @@ def score_model(uri: str, documents: Sequence[str], *, num_bytes: int, batch: in
     )
 
 
-def windows_of(tokens: Sequence[int], seq_len: int) -> Iterator[Window]:
-    """Cut a document, which begins with its context token, into windows of at most seq_len targets."""
-    for start in range(0, len(tokens) - 1, seq_len):
-        yield tokens[start : start + seq_len + 1]
-
-
 @torch.inference_mode()
-def score_windows(model: Decoder, windows: Sequence[Window], *, batch: int) -> float:
-    """Nats of all targets. Windows of like length share a batch, so that little is padded."""
-    device = next(model.parameters()).device
+def score_windows(objective: Objective, windows: Sequence[Window], *, batch: int) -> float:
+    """Nats of all targets. The objective is in eval mode."""
+    device = next(objective.parameters()).device
     total = sum(len(window) - 1 for window in windows)
-    ordered = sorted(windows, key=len, reverse=True)
+    ordered = by_length(windows)
     nll = torch.zeros((), dtype=torch.float64, device=device)
     done, told_at = 0, time.monotonic()
     for start in range(0, len(ordered), batch):
         chosen = ordered[start : start + batch]
-        inputs_BT = torch.zeros(len(chosen), len(chosen[0]) - 1, dtype=torch.int64)
-        targets_BT = torch.full_like(inputs_BT, _IGNORED)
-        for row, window in enumerate(chosen):
-            inputs_BT[row, : len(window) - 1] = torch.tensor(window[:-1])
-            targets_BT[row, : len(window) - 1] = torch.tensor(window[1:])
-        # Padding is to the right of every token that counts, where causal attention does not look.
-        logits_BTV = model(inputs_BT.to(device)).float()
-        losses = cross_entropy(
-            logits_BTV.flatten(0, 1), targets_BT.to(device).flatten(), ignore_index=_IGNORED, reduction="none"
-        )
-        nll += losses.double().sum()
+        loss, _ = objective({name: tensor.to(device) for name, tensor in batch_of(chosen).items()})
+        nll += loss.double()
         done += sum(len(window) - 1 for window in chosen)
         if done == total or time.monotonic() - told_at > _PROGRESS_SECONDS:
             told_at = time.monotonic()
             _say(ProgressEvent(done=done, total=total, unit="tokens"))
     return float(nll.item())
-
-
-def _held_out(dataset_uri: str, manifest: DatasetManifest) -> Iterator[str]:
-    for entry in manifest.evaluation:
-        for line in _read(
-            dataset_uri, entry
-        ).splitlines():  # of bytes: text has more kinds of line ends than JSON Lines
-            yield json.loads(line)["text"]
-
-
-def _encode(tokenizer: Any, documents: Sequence[str], eos_id: int) -> list[list[int]]:
-    # As staging does it: a literal special token inside a document is ordinary text, and nothing is cut or filled up.
-    tokenizer.encode_special_tokens = True
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    encodings = tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
-    return [[*encoding.ids, eos_id] for encoding in encodings]
-
-
-def _read(dataset_uri: str, entry: DatasetObject) -> bytes:
-    uri = join(dataset_uri, entry.name)
-    data = storage_for(uri).read(uri)
-    if (len(data), crc32c(data)) != (entry.size, entry.crc32c):
-        raise DatasetError(
-            f"{uri} is corrupt: expected {entry.size} bytes with crc32c {entry.crc32c}, "
-            f"found {len(data)} bytes with crc32c {crc32c(data)}. Stage the data again."
-        )
-    return data
 
 
 def _say(event: ProgressEvent) -> None:
@@ -231,7 +197,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--max-bytes", type=_positive, help="score at most so much text (default: all)")
     parser.add_argument("--batch", type=_positive, default=16, help="windows at once (default: %(default)s)")
     arguments = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    log_to_stderr(logging.INFO)
     try:
         report = evaluate(
             arguments.data, arguments.model, max_bytes=arguments.max_bytes, batch=arguments.batch

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import safetensors.torch
@@ -17,14 +20,19 @@ from torch import Tensor, nn
 
 from penstock_trainer.checkpoint_io import write_object
 from penstock_trainer.contract.checkpoint import CheckpointObject
+from penstock_trainer.contract.config import ModelConfig
 from penstock_trainer.contract.dataset import TOKENIZER_NAME, DatasetManifest
 from penstock_trainer.contract.export import MANIFEST_NAME, METRICS_NAME, ExportManifest
-from penstock_trainer.errors import DatasetError, ExportError
+from penstock_trainer.data.held_out import read_tokenizer
+from penstock_trainer.errors import ExportError, ModelError
+from penstock_trainer.model.build import build_model
 from penstock_trainer.model.decoder import Decoder
-from penstock_trainer.model.hugging_face import WEIGHTS_NAME, hf_config, hf_name, model_config, own_name
-from penstock_trainer.model.source_directory import CONFIG_NAME
+from penstock_trainer.model.hugging_face import WEIGHTS_NAME, hf_config, hf_name
+from penstock_trainer.model.source_directory import CONFIG_NAME, is_directory
 from penstock_trainer.ownership import replace_as_owner
 from penstock_trainer.storage import ObjectNotFoundError, Storage, join, storage_for
+
+TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 
 
 def write_export(
@@ -81,12 +89,38 @@ def write_export(
     write(MANIFEST_NAME, manifest_of(objects).to_json().encode())
 
 
-def read_export(export_uri: str) -> tuple[Decoder, dict[str, Any], bytes]:
-    """The model, its config.json and its tokenizer.json, each verified against the manifest.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextFormat:
+    """How a model of text is to be read to."""
 
-    Blocks on storage. Raises ExportError for a directory without a manifest and for an object that is not the one that
-    was written, ContractError for a manifest that is none, ModelError for a config.json that the decoder does not cover,
-    and StorageError.
+    tokenizer: Tokenizer
+    eos_id: int
+    """Ends every document."""
+    seq_len: int
+    """Tokens that it has seen at once."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Export:
+    """An exported model, read back."""
+
+    model: nn.Module
+    """In fp32 on CPU."""
+    config: dict[str, Any]
+    """config.json."""
+    manifest: ExportManifest
+    text: TextFormat | None
+    """None: it was not trained on token shards, so no tokenizer was exported."""
+
+
+def read_export(export_uri: str) -> Export:
+    """The export, each object of it verified against the manifest.
+
+    The model is the built-in decoder, one of transformers' (no code and no pickle of the export is run), or what the
+    user's function of ExportManifest.config returns, with the exported weights. Blocks on storage, and keeps a copy on
+    this machine's disk meanwhile. Raises ExportError for a directory without a manifest and for an object that is not the
+    one that was written, ContractError for a manifest that is none, ModelError for a model that cannot be built or whose
+    weights are others, UserFunctionError for a function that cannot be called, and StorageError.
     """
     storage = storage_for(export_uri)
     try:
@@ -97,12 +131,49 @@ def read_export(export_uri: str) -> tuple[Decoder, dict[str, Any], bytes]:
             "Give the directory that training exported to."
         ) from exc
     entries = {entry.name: entry for entry in manifest.objects}
-    config = json.loads(_read(storage, export_uri, entries, CONFIG_NAME))
-    weights = safetensors.torch.load(_read(storage, export_uri, entries, WEIGHTS_NAME))
-    tokenizer = _read(storage, export_uri, entries, TOKENIZER_NAME)
-    model = Decoder(model_config(config, where=join(export_uri, CONFIG_NAME)), config["vocab_size"])
-    model.load_state_dict({own_name(name): weight for name, weight in weights.items()})
-    return model, config, tokenizer
+    with tempfile.TemporaryDirectory(prefix="export-") as temporary:
+        directory = Path(temporary)
+        of_text = [name for name in (TOKENIZER_NAME, TOKENIZER_CONFIG_NAME) if name in entries]
+        for name in (WEIGHTS_NAME, CONFIG_NAME, *of_text):
+            (directory / name).write_bytes(_read(storage, export_uri, entries, name))
+        return Export(
+            model=_model(directory, manifest, export_uri),
+            config=json.loads((directory / CONFIG_NAME).read_bytes()),
+            manifest=manifest,
+            text=_text_format(directory),
+        )
+
+
+def _model(directory: Path, manifest: ExportManifest, export_uri: str) -> nn.Module:
+    trained: Mapping[str, Any] = manifest.config.get("model", {})
+    source = trained.get("source", "")
+    if not source or is_directory(source):
+        copy = ModelConfig(source=str(directory), native=trained.get("native", True))
+        try:
+            return build_model(copy, vocab_size=None, seed=0)
+        except ModelError as exc:
+            raise ModelError(str(exc).replace(str(directory), export_uri)) from exc
+    model = build_model(ModelConfig(source=source, options=trained["options"]), vocab_size=None, seed=0)
+    weights = safetensors.torch.load_file(directory / WEIGHTS_NAME)
+    expected = {name: weight.shape for name, weight in model.named_parameters()}
+    found = {name: weight.shape for name, weight in weights.items()}
+    if other := dict(expected.items() ^ found.items()):
+        raise ModelError(
+            f"{source} returns a model of other weights than were exported: {', '.join(sorted(other))} differ in name or "
+            "shape. Give the code that the model was trained with."
+        )
+    model.load_state_dict(weights, strict=False)  # a tied weight is exported once
+    return model
+
+
+def _text_format(directory: Path) -> TextFormat | None:
+    if not (directory / TOKENIZER_NAME).exists():
+        return None
+    tokenizer = Tokenizer.from_file(str(directory / TOKENIZER_NAME))
+    told = json.loads((directory / TOKENIZER_CONFIG_NAME).read_bytes())
+    eos_id = tokenizer.token_to_id(told["eos_token"])
+    assert eos_id is not None, "an export names the end-of-document token as its own tokenizer does"
+    return TextFormat(tokenizer=tokenizer, eos_id=eos_id, seq_len=told["model_max_length"])
 
 
 def _config_of(model: nn.Module, *, seq_len: int, dataset: DatasetManifest | None) -> dict[str, Any]:
@@ -114,21 +185,10 @@ def _config_of(model: nn.Module, *, seq_len: int, dataset: DatasetManifest | Non
     return {"architectures": [type(model).__name__], **told}
 
 
-def _tokenizer(dataset_uri: str, dataset: DatasetManifest) -> bytes:
-    uri = join(dataset_uri, TOKENIZER_NAME)
-    data = storage_for(uri).read(uri)
-    found = hashlib.sha256(data).hexdigest()
-    if found != dataset.tokenizer.sha256:
-        raise DatasetError(
-            f"{uri} is corrupt: expected sha256 {dataset.tokenizer.sha256}, found {found}. Stage the data again."
-        )
-    return data
-
-
 def _tokenizer_files(dataset_uri: str, dataset: DatasetManifest, seq_len: int) -> dict[str, bytes]:
-    tokenizer = _tokenizer(dataset_uri, dataset)
+    tokenizer = read_tokenizer(dataset_uri, dataset)
     told = _tokenizer_config(tokenizer, dataset.tokenizer.eos_id, seq_len)
-    return {TOKENIZER_NAME: tokenizer, "tokenizer_config.json": _json(told)}
+    return {TOKENIZER_NAME: tokenizer, TOKENIZER_CONFIG_NAME: _json(told)}
 
 
 def _tokenizer_config(tokenizer: bytes, eos_id: int, seq_len: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
     <checkpoint root>/metrics/<attempt>-<first step:08d>.jsonl
 
 Object stores cannot append, so segments are never changed. The first line of each says which attempt wrote it and from
-where that one continued; the lines after it are the fields of events.StepEvent.
+where that one continued; the lines after it are as events.measurements_to_jsonl has them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock_trainer.contract.checkpoint import Owner
-from penstock_trainer.contract.events import StepEvent, steps_from_jsonl, steps_to_jsonl
+from penstock_trainer.contract.events import (
+    EvaluationEvent,
+    Measurement,
+    measurements_from_jsonl,
+    measurements_to_jsonl,
+)
 from penstock_trainer.contract.fields import canonical_json, parse_json
 from penstock_trainer.storage import Storage, join
 
@@ -35,7 +40,7 @@ class Segment:
     """What one attempt measured between two checkpoints."""
 
     header: SegmentHeader
-    steps: tuple[StepEvent, ...]
+    measurements: tuple[Measurement, ...]
 
 
 class MetricsLog:
@@ -47,10 +52,10 @@ class MetricsLog:
         self._header = SegmentHeader(
             attempt=owner.attempt, fencing_token=owner.fencing_token, resumed_from=resumed_from
         )
-        self._pending: list[StepEvent] = []
+        self._pending: list[Measurement] = []
 
-    def record(self, event: StepEvent) -> None:
-        """Print the step and keep it for the next segment."""
+    def record(self, event: Measurement) -> None:
+        """Print what was measured and keep it for the next segment."""
         sys.stdout.write(event.to_line() + "\n")
         sys.stdout.flush()
         self._pending.append(event)
@@ -72,39 +77,44 @@ class MetricsLog:
         header = f"{canonical_json(self._header)}\n".encode()
         self._storage.write(
             join(self._root_uri, "metrics", name),
-            header + steps_to_jsonl(self._pending),
+            header + measurements_to_jsonl(self._pending),
             if_generation_match=0,
             content_type="application/x-ndjson",
         )
         self._pending.clear()
 
     def joined(self) -> bytes:
-        """The whole run's steps as JSON lines, from the segments of all attempts. Blocks on storage.
+        """What the whole run measured as JSON lines, from the segments of all attempts. Blocks on storage.
 
         Raises StorageError, and ContractError for an object that is not a segment.
         """
         infos = self._storage.list_objects(join(self._root_uri, "metrics") + "/")
-        steps = join_segments(parse_segment(self._storage.read(info.uri)) for info in infos)
-        return steps_to_jsonl(steps)
+        joined = join_segments(parse_segment(self._storage.read(info.uri)) for info in infos)
+        return measurements_to_jsonl(joined)
 
 
 def parse_segment(data: bytes) -> Segment:
     """Raises ContractError when a line is not what a segment has."""
-    header, _, steps = data.partition(b"\n")
+    header, _, lines = data.partition(b"\n")
     return Segment(
-        parse_json(SegmentHeader, header, "the segment's first line"), tuple(steps_from_jsonl(steps))
+        parse_json(SegmentHeader, header, "the segment's first line"), tuple(measurements_from_jsonl(lines))
     )
 
 
-def join_segments(segments: Iterable[Segment]) -> list[StepEvent]:
-    """The run that survived, by step, each step once.
+def join_segments(segments: Iterable[Segment]) -> list[Measurement]:
+    """The run that survived, by step, each step and its evaluation once.
 
     What an attempt measured beyond the step from which a later one continued was undone and is dropped, however late
     it was uploaded.
     """
-    kept: dict[int, StepEvent] = {}
+    kept: dict[tuple[int, bool], Measurement] = {}
     ordered = sorted(segments, key=lambda segment: segment.header.fencing_token)
     for header, of_attempt in itertools.groupby(ordered, key=lambda segment: segment.header):
-        kept = {step: event for step, event in kept.items() if step <= header.resumed_from}
-        kept.update((event.step, event) for segment in of_attempt for event in segment.steps)
-    return [kept[step] for step in sorted(kept)]
+        kept = {key: one for key, one in kept.items() if one.step <= header.resumed_from}
+        kept.update((_place(one), one) for segment in of_attempt for one in segment.measurements)
+    return [kept[key] for key in sorted(kept)]
+
+
+def _place(measurement: Measurement) -> tuple[int, bool]:
+    """Where it comes among the others: a step is evaluated after it was logged."""
+    return measurement.step, isinstance(measurement, EvaluationEvent)

@@ -17,8 +17,12 @@ from typing import Self
 
 import torch
 
+from penstock_trainer import preflight
 from penstock_trainer.contract.config import JobConfig, parse_args
 from penstock_trainer.contract.fields import canonical_json
+from penstock_trainer.observe.flight import FlightRecord, open_store, remember
+from penstock_trainer.observe.memory import explain, measure, ran_out_of_memory
+from penstock_trainer.observe.structured_logs import log_to_stderr
 from penstock_trainer.outcome import RETRYABLE, Outcome
 from penstock_trainer.preemption import Preemption
 from penstock_trainer.rank_env import RankEnv
@@ -60,9 +64,14 @@ def run_rank(argv: Sequence[str], env: RankEnv) -> int:
     end: End | None = None
     try:
         config, preemption = parse_args(argv), Preemption()
+        remember(config.observe.flight_records, os.environ)
         with preemption.watch(), World.join(env, timeout_seconds=config.engine.timeout_seconds) as world:
-            end = _train(config, world, preemption)
+            record = _flight_record(config, env)
+            with record.watch(config.engine.timeout_seconds):
+                end = _train(config, world, preemption, record)
             _report(end, env)  # before the groups are left, which can hang when a peer is lost
+            if end.outcome == "retryable":
+                record.leave(end.error)
     except Exception as exc:
         logger.exception("rank %d could not %s", env.rank, "leave the others" if end else "start")
         if end is None:
@@ -71,15 +80,42 @@ def run_rank(argv: Sequence[str], env: RankEnv) -> int:
     return end.exit_code
 
 
-def _train(config: JobConfig, world: World, preemption: Preemption) -> End:
+def _train(config: JobConfig, world: World, preemption: Preemption, record: FlightRecord) -> End:
     trainer: Trainer | None = None
     try:
+        if config.preflight:
+            preflight.check(world)
         trainer = Trainer(config, world, preemption)
+        record.attempt = trainer.checkpoints.owner.attempt
         return End(outcome=trainer.fit(), step=trainer.progress.step)
     except Exception as exc:
+        if ran_out_of_memory(exc):
+            exc.add_note(_memory_told(config, world, trainer))
         end = End.of(exc, step=trainer.progress.step if trainer else 0)
         logger.exception("rank %d: %s at step %d", world.env.rank, end.outcome, end.step)
         return end
+
+
+def _memory_told(config: JobConfig, world: World, trainer: Trainer | None) -> str:
+    """What held the memory and what would help. Nothing that goes wrong here hides that it ran out."""
+    if trainer is None:
+        return explain(None, config)
+    try:
+        state = trainer.engine.state()
+        ranks = world.env.world_size
+        return explain(measure(trainer.model, state, config, device=world.device, ranks=ranks), config)
+    except Exception as exc:
+        return f"What held it cannot be told: {first_line(exc)}"
+
+
+def _flight_record(config: JobConfig, env: RankEnv) -> FlightRecord:
+    return FlightRecord(
+        root_uri=config.checkpoint.root_uri(env.checkpoint_dir),
+        attempt=env.owner.attempt if env.owner else "unknown",
+        rank=env.rank,
+        world_size=env.world_size,
+        store=open_store(),
+    )
 
 
 def _report(end: End, env: RankEnv) -> None:
@@ -90,11 +126,7 @@ def _report(end: End, env: RankEnv) -> None:
 def main(argv: Sequence[str]) -> int:
     """Read the environment, train, and return the exit code."""
     env = RankEnv.from_environ(os.environ)
-    logging.basicConfig(
-        level=logging.INFO if env.is_primary else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    log_to_stderr(logging.INFO if env.is_primary else logging.WARNING, rank=env.rank)
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would look for one and warn on every rank
     # DeepSpeed calls collectives by names that torch has deprecated; nobody who reads a run's log can do about it.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from penstock_trainer.contract.checkpoint import Owner
 
@@ -33,6 +34,12 @@ class RankEnv:
     """AIP_CHECKPOINT_DIR, which Vertex sets from base_output_directory."""
     model_dir: str = ""
     """AIP_MODEL_DIR; where the trained model is exported to."""
+    tensorboard_dir: str = ""
+    """AIP_TENSORBOARD_LOG_DIR, which Vertex sets for a job with a TensorBoard."""
+    wandb_mode: Literal["online", "offline"] | None = None
+    """WANDB_MODE=offline, or online where WANDB_API_KEY is set; None: nothing is tracked there."""
+    trial_id: str = ""
+    """Of a hyperparameter tuning job: CLOUD_ML_TRIAL_ID, else the trial that CLUSTER_SPEC names. Empty outside of one."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Self:
@@ -55,9 +62,28 @@ class RankEnv:
             result_file=Path(result_file) if result_file else None,
             checkpoint_dir=environ.get("AIP_CHECKPOINT_DIR", ""),
             model_dir=environ.get("AIP_MODEL_DIR", ""),
+            tensorboard_dir=environ.get("AIP_TENSORBOARD_LOG_DIR", ""),
+            wandb_mode=_wandb_mode(environ),
+            trial_id=environ.get("CLOUD_ML_TRIAL_ID", "") or _trial_of(environ.get("CLUSTER_SPEC", "")),
         )
 
     @property
     def is_primary(self) -> bool:
         """Whether this rank writes what is written once."""
         return self.rank == 0
+
+
+def _wandb_mode(environ: Mapping[str, str]) -> Literal["online", "offline"] | None:
+    mode = environ.get("WANDB_MODE", "online")
+    if mode == "offline":
+        return "offline"
+    return "online" if mode == "online" and environ.get("WANDB_API_KEY") else None
+
+
+def _trial_of(cluster_spec: str) -> str:
+    """The trial that CLUSTER_SPEC names: absent, empty, or an id. What is wrong with it, the launcher says."""
+    try:
+        trial = json.loads(cluster_spec)["task"]["trial"]
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return trial if isinstance(trial, str) else ""

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from penstock_trainer.contract.events import parse_event
+from penstock_trainer.observe.structured_logs import structured
 from penstock_trainer.outcome import RankEnd, read_end
 
 _SHIM = str(Path(__file__).with_name("die_with_parent.py"))
@@ -132,12 +132,11 @@ class Ranks:
 
 
 def _copy_lines(rank: int, source: IO[bytes], target: IO[str]) -> None:
-    """Copy lines until the pipe is closed, each with the rank in front unless it is a structured event."""
+    """Copy lines until the pipe is closed, each with the rank in front unless it is a structured one."""
     mark = f"[rank {rank}] ".encode()
     with source:
         for line in source:
             text = line.rstrip(b"\n")
-            is_event = text.startswith(b"{") and parse_event(text.decode(errors="replace")) is not None
             # One write, so that two ranks' lines do not mix.
-            target.buffer.write((text if is_event else mark + text) + b"\n")  # type: ignore[attr-defined]  # IO[str] of a process has one
+            target.buffer.write((text if structured(text.decode(errors="replace")) else mark + text) + b"\n")  # type: ignore[attr-defined]  # IO[str] of a process has one
             target.flush()

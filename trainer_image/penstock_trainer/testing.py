@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Self
 
+from penstock_trainer.observe.structured_logs import readable
 from penstock_trainer.rendezvous import reserved_port
 
 
@@ -33,6 +34,7 @@ class RankRun:
     """-9 if the process had to be killed at the timeout."""
     stdout: str
     stderr: str
+    """With log lines as on a terminal."""
 
 
 class ChildProcess:
@@ -66,8 +68,8 @@ class ChildProcess:
 
     @property
     def stderr(self) -> str:
-        """What the child has written to stderr so far."""
-        return _content(self._stderr)
+        """What the child has written to stderr so far, its log lines as on a terminal."""
+        return readable(_content(self._stderr))
 
     def send_signal(self, number: int) -> None:
         """To the child alone, not to its session; nothing happens when it has ended."""

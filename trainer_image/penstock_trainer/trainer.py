@@ -5,33 +5,38 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
-import time
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
 from penstock_trainer.checkpoint import Checkpointer, Progress, Snapshot
 from penstock_trainer.contract.checkpoint import CheckpointObject, Owner, step_dir_uri
 from penstock_trainer.contract.config import JobConfig
-from penstock_trainer.contract.events import StepEvent
+from penstock_trainer.contract.events import EvaluationEvent
 from penstock_trainer.contract.export import FORMAT_VERSION, ExportManifest
 from penstock_trainer.data import open_data
 from penstock_trainer.data.batch_plan import BatchPlan
 from penstock_trainer.data.samples import LocalStep
 from penstock_trainer.engines import build_engine
 from penstock_trainer.errors import BatchError, DivergedError
+from penstock_trainer.evaluation import improves, open_evaluation
 from penstock_trainer.export import write_export
 from penstock_trainer.guard import Guard, Judgement
 from penstock_trainer.loader import Loader
 from penstock_trainer.metrics import MetricsLog
+from penstock_trainer.model.buffers import average_buffers
 from penstock_trainer.model.build import build_model
 from penstock_trainer.model.objective import Objective
+from penstock_trainer.observe.clock import clock_for
+from penstock_trainer.observe.flops import flops_per_token
+from penstock_trainer.observe.observer import Observer
 from penstock_trainer.optim import learning_rate
 from penstock_trainer.outcome import Outcome
 from penstock_trainer.ownership import take_ownership
 from penstock_trainer.preemption import Preemption
 from penstock_trainer.storage import storage_for
+from penstock_trainer.tuning import TuningReport
 from penstock_trainer.world import World
 
 logger = logging.getLogger(__name__)
@@ -44,12 +49,13 @@ class Due:
     stop: bool
     """A rank was told to stop."""
     log: bool
+    evaluate: bool
     save: bool
 
     @property
     def judgement(self) -> bool:
         """Whether the step has to be judged first: no run can continue from a state that has diverged."""
-        return self.log or self.save
+        return self.log or self.evaluate or self.save
 
 
 class Trainer:
@@ -64,8 +70,10 @@ class Trainer:
         self.data = open_data(config, world)
         self.model = build_model(config.model, vocab_size=self.data.vocab_size, seed=config.seed)
         self.num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        flops = flops_per_token(self.model, config.data.seq_len)  # of the model while it is whole
         objective = Objective(self.model, chunk_tokens=config.engine.loss_chunk_tokens)
-        self.engine = build_engine(objective, config, self.batch, world)
+        self.clock = clock_for(world.device, finds_waits=world.env.world_size > 1)
+        self.engine = build_engine(objective, config, self.batch, world, self.clock)
         self.checkpoints = Checkpointer(
             *_owned_root(config, world), config, world, tokenizer_sha256=self.data.tokenizer_sha256
         )
@@ -77,7 +85,21 @@ class Trainer:
             self.checkpoints.owner,
             resumed_from=self.progress.step,
         )
-        self._logged_at = (self.progress, time.perf_counter())
+        self.evaluation = (
+            open_evaluation(config, self.data.manifest, self.engine, world)
+            if config.evaluation.interval
+            else None
+        )
+        self.tuning = TuningReport(world.env, evaluates=self.evaluation is not None)
+        self.observer = Observer(
+            config,
+            world,
+            self.clock,
+            flops_per_token=flops,
+            root_uri=self.checkpoints.root_uri,
+            owner=self.checkpoints.owner,
+            progress=self.progress,
+        )
         logger.info(
             "model=%s parameters strategy=%s precision=%s",
             f"{self.num_parameters:,}",
@@ -89,9 +111,9 @@ class Trainer:
         """Train to the last step and export, or until a rank is told to stop; then state is saved. Collective; blocks.
 
         Raises DivergedError when the guard says stop, FencedError when another attempt has taken the root over,
-        CheckpointError or StorageError when state cannot be written, DatasetError for a sample that cannot be used or a
-        tokenizer that cannot be exported, PeerError for an error of another rank, and RuntimeError of torch for a lost
-        one.
+        CheckpointError or StorageError when state cannot be written or the best step's is gone, DatasetError for a sample
+        that cannot be used or a tokenizer that cannot be exported, OSError when a tuning trial cannot report, PeerError
+        for an error of another rank, and RuntimeError of torch for a lost one.
         """
         loader = Loader(
             lambda first: self.data.samples.step(
@@ -101,36 +123,40 @@ class Trainer:
             ahead=self.config.data.prefetch_steps,
             device=self.world.device,
         )
-        with loader:
+        with closing(self.observer), loader:
             outcome = self._train(loader)
         if outcome == "done":
             self._export()
         return outcome
 
     def _train(self, loader: Loader) -> Outcome:
-        while self.progress.step < self.config.steps:
+        while not self._is_over:
             due, rate = self._step(loader)
             if not due.judgement:
                 continue
             judged = self.guard.judge()
+            self.observer.judged(judged)
             if judged.roll_back:
                 self._roll_back(judged.roll_back)
                 continue
             if due.log:
                 self._log(judged, rate)
-            if due.save:
+            is_best = due.evaluate and self._evaluate()
+            if due.save or is_best or self._is_over:
                 self._save()
-            if due.stop and self.progress.step < self.config.steps:
+            if due.stop and not self._is_over:
                 return "preempted"
         return "done"
 
     def _step(self, loader: Loader) -> tuple[Due, float]:
         """One optimizer step; what follows it, and its learning rate."""
         config = self.config
+        self.observer.profile.begin_step(self.progress.step + 1)
         answer = self.preemption.ask(self.world.control)
         self._draw_anew()
         rate = learning_rate(config.optim, self.progress.step, config.steps, global_batch=config.global_batch)
-        local = loader.step(self.progress.samples_seen)
+        with self.clock.span("data"):
+            local = loader.step(self.progress.samples_seen)
         targets = self._targets(local)
         result = self.engine.train_step(local.batches, num_targets=targets, learning_rate=rate)
         self.progress = self.progress.after(samples=config.global_batch, targets=targets)
@@ -165,8 +191,38 @@ class Trainer:
         return Due(
             stop=is_told_to_stop,
             log=is_last or step == 1 or step % config.log_interval == 0,
+            evaluate=self.evaluation is not None and (is_last or step % config.evaluation.interval == 0),
             save=is_last or is_told_to_stop or step % config.checkpoint.interval == 0,
         )
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether nothing is left to train: at the last step, or when evaluations no longer improve."""
+        patience = self.config.evaluation.patience
+        has_stalled = 0 < patience <= self.progress.stale_evaluations
+        return has_stalled or self.progress.step >= self.config.steps
+
+    def _evaluate(self) -> bool:
+        """Score the step, and keep in the progress what follows from it; whether it is the best so far. Collective."""
+        assert self.evaluation is not None, "an evaluation is due only where there is one"
+        with self.clock.span("evaluation"):
+            average_buffers(self.model)
+            scores = self.evaluation.run()
+        config = self.config.evaluation
+        value = scores.loss if config.metric == "loss" else scores.accuracy
+        is_best = improves(value, self.progress.best, config)
+        self.progress = self.progress.evaluated(value, is_best=is_best)
+        event = EvaluationEvent(step=self.progress.step, best=is_best, **asdict(scores))
+
+        def tell() -> None:
+            self.metrics.record(event)
+            self.observer.trackers.evaluation(event)
+            self.tuning.report(config.metric, value, step=event.step)
+
+        self.world.from_primary(tell)
+        if self._is_over and self.progress.step < self.config.steps:
+            logger.info("ending at step %d: %d evaluations without improvement", event.step, config.patience)
+        return is_best
 
     def _roll_back(self, reason: str) -> None:
         """Continue from the newest checkpoint with the data that follows what was seen. Collective."""
@@ -178,7 +234,7 @@ class Trainer:
                 "guard.on_non_finite and guard.on_spike be other than roll-back."
             )
         self.progress = replace(restored, samples_seen=seen.samples_seen)
-        self._logged_at = (self.progress, time.perf_counter())
+        self.observer.begin_anew(self.progress)
         self.metrics.roll_back(restored.step)
         logger.warning(
             "%s; rolled back from step %d to step %d, and leaving out the %d samples between",
@@ -186,25 +242,20 @@ class Trainer:
         )
 
     def _log(self, judged: Judgement, rate: float) -> None:
-        before, since = self._logged_at
-        now = time.perf_counter()
-        self._logged_at = (self.progress, now)
-        if not self.world.env.is_primary:
-            return
-        self.metrics.record(
-            StepEvent(
-                step=self.progress.step,
-                steps=self.config.steps,
-                loss=_finite(judged.last.loss),
-                learning_rate=rate,
-                grad_norm=_finite(judged.last.grad_norm),
-                tokens_per_second=(self.progress.tokens_seen - before.tokens_seen) / (now - since),
-            )
-        )
+        event = self.observer.line(self.progress, judged, learning_rate=rate)
+        if self.world.env.is_primary:
+            self.metrics.record(event)
+            self.observer.trackers.step(event)
 
     def _save(self) -> None:
-        self.world.from_primary(self.metrics.upload)
-        self.checkpoints.save(Snapshot(self.progress, self.engine.state()))
+        with self.clock.span("checkpoint"):
+            self.world.from_primary(self._upload)
+            average_buffers(self.model)
+            self.checkpoints.save(Snapshot(self.progress, self.engine.state()))
+
+    def _upload(self) -> None:
+        self.metrics.upload()
+        self.observer.trackers.upload()
 
     def _restore(self) -> Progress | None:
         progress = self.checkpoints.restore(self.engine.state())
@@ -219,6 +270,7 @@ class Trainer:
         if not uri:
             logger.info("nothing is exported: AIP_MODEL_DIR is not set")
             return
+        exported, checkpoint_uri = self._to_export()
         weights = self.engine.weights()
         self.world.from_primary(
             lambda: write_export(
@@ -229,24 +281,36 @@ class Trainer:
                 dataset_uri=self.config.data.uri,
                 dataset=self.data.manifest,
                 metrics=self.metrics.joined(),
-                manifest_of=self._export_manifest,
+                manifest_of=lambda objects: self._export_manifest(objects, exported, checkpoint_uri),
                 check_owner=self.checkpoints.check_owner,
             )
         )
         logger.info("exported the model to %s", uri)
 
-    def _export_manifest(self, objects: tuple[CheckpointObject, ...]) -> ExportManifest:
+    def _to_export(self) -> tuple[Progress, str]:
+        """What is exported, and its checkpoint; the best step's weights are loaded into the engine. Collective."""
+        best = self.progress.best
+        if not self.config.evaluation.export_best or best is None or best.step == self.progress.step:
+            return self.progress, step_dir_uri(self.checkpoints.root_uri, self.progress.step)
+        found = self.checkpoints.load(self.engine.state(), best.step)
+        self.engine.state_loaded()
+        logger.info("exporting the best step, %d, and not the last, %d", best.step, self.progress.step)
+        return found
+
+    def _export_manifest(
+        self, objects: tuple[CheckpointObject, ...], exported: Progress, checkpoint_uri: str
+    ) -> ExportManifest:
         return ExportManifest(
             format_version=FORMAT_VERSION,
-            step=self.progress.step,
-            tokens_seen=self.progress.tokens_seen,
+            step=exported.step,
+            tokens_seen=exported.tokens_seen,
             num_parameters=self.num_parameters,
             config=json.loads(self.config.to_json()),
             config_hash=self.config.hash,
             dataset_uri=self.config.data.uri,
             world_size=self.world.env.world_size,
             attempt=self.checkpoints.owner.attempt,
-            checkpoint_uri=step_dir_uri(self.checkpoints.root_uri, self.progress.step),
+            checkpoint_uri=checkpoint_uri,
             objects=objects,
         )
 
@@ -256,8 +320,3 @@ def _owned_root(config: JobConfig, world: World) -> tuple[str, Owner]:
     root_uri = config.checkpoint.root_uri(world.env.checkpoint_dir)
     owner = world.env.owner or world.from_primary(lambda: take_ownership(root_uri, storage_for(root_uri)))
     return root_uri, owner
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no NaN."""
-    return value if math.isfinite(value) else None

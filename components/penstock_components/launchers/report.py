@@ -18,14 +18,19 @@ from matplotlib.figure import Figure
 from penstock_components.launchers.evaluation import Evaluation, improvement
 from penstock_trainer.contract.checkpoint import Manifest
 from penstock_trainer.contract.dataset import DatasetManifest
-from penstock_trainer.contract.events import StepEvent, steps_from_jsonl
+from penstock_trainer.contract.events import (
+    EvaluationEvent,
+    Measurement,
+    StepEvent,
+    measurements_from_jsonl,
+)
 from penstock_trainer.contract.export import METRICS_NAME, ExportManifest
 from penstock_trainer.contract.fields import ContractError
 from penstock_trainer.storage import ObjectNotFoundError, join, storage_for
 
 log = logging.getLogger(__name__)
 
-ACCENT, MUTED = "#0b6e99", "#b45309"
+ACCENT, HELD_OUT, MUTED = "#0b6e99", "#1a7f4b", "#b45309"
 
 
 def render_report(
@@ -35,7 +40,9 @@ def render_report(
 
     Reads the export's metrics and the checkpoint's manifest; if one is missing the page says so.
     """
-    steps = read_steps(join(model_uri, METRICS_NAME))
+    measured = read_measurements(join(model_uri, METRICS_NAME))
+    steps = [one for one in measured if isinstance(one, StepEvent)]
+    evaluations = [one for one in measured if isinstance(one, EvaluationEvent)]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("penstock_components.launchers", "templates"),
         autoescape=True,
@@ -52,7 +59,7 @@ def render_report(
         model_uri=model_uri,
         steps=steps,
         # The one thing that is not escaped: matplotlib's own SVG, which escapes the text in it.
-        curve=Markup(loss_curve(steps, evaluation.unigram.loss)) if steps else None,  # noqa: S704
+        curve=Markup(loss_curve(steps, evaluations, evaluation.unigram.loss)) if steps else None,  # noqa: S704
         unigram_gain=improvement(evaluation.challenger.bits_per_byte, evaluation.unigram.bits_per_byte),
         champion_gain=improvement(
             evaluation.challenger.bits_per_byte,
@@ -64,17 +71,21 @@ def render_report(
     )
 
 
-def read_steps(uri: str) -> list[StepEvent]:
-    """The step events of a metrics.jsonl; none if there is no such object."""
+def read_measurements(uri: str) -> list[Measurement]:
+    """What a metrics.jsonl holds; nothing if there is no such object."""
     try:
-        return steps_from_jsonl(storage_for(uri).read(uri))
+        return measurements_from_jsonl(storage_for(uri).read(uri))
     except ObjectNotFoundError:
         log.warning("%s does not exist: the report has no loss curve", uri)
         return []
 
 
-def loss_curve(steps: Sequence[StepEvent], unigram_loss: float | None) -> str:
-    """Training loss over steps with the unigram baseline, as an SVG element that fits its container's width."""
+def loss_curve(
+    steps: Sequence[StepEvent], evaluations: Sequence[EvaluationEvent], unigram_loss: float | None
+) -> str:
+    """Training and held-out loss over steps with the unigram baseline, as an SVG element that fits its container's
+    width.
+    """
     # Text stays text, in the reader's font; the salt makes the ids in it the same each time.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "penstock", "font.size": 11}):
         figure = Figure(figsize=(8, 3.6), layout="constrained")
@@ -87,6 +98,16 @@ def loss_curve(steps: Sequence[StepEvent], unigram_loss: float | None) -> str:
             marker="o" if len(steps) < 3 else None,
             label="training loss",
         )
+        if evaluations:
+            axes.plot(
+                [event.step for event in evaluations],
+                [event.loss for event in evaluations],
+                color=HELD_OUT,
+                linewidth=1.2,
+                marker="o",
+                markersize=4,
+                label="held-out loss",
+            )
         if unigram_loss is not None:
             axes.axhline(unigram_loss, color=MUTED, linewidth=1.2, linestyle="--", label="unigram baseline")
         axes.set_xlabel("optimizer step")

@@ -64,6 +64,12 @@ def reducer_network_gbps(machine_type: str) -> float:
     return known[machine_type]
 
 
+def peak_tflops(accelerator_type: str, precision: str) -> float:
+    """Dense peak of one accelerator in a compute type (bf16, fp16), in TFLOP/s; 0 where the catalogue has none."""
+    by_precision: dict[str, float] = _data()["peak_tflops"].get(accelerator_type, {})
+    return float(by_precision.get(precision, 0.0))
+
+
 def _unknown(machine_type: str, known: set[str]) -> str:
     nearest = difflib.get_close_matches(machine_type, known, n=3)
     hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""

@@ -6,9 +6,9 @@ import io
 
 from rich.console import Console
 
-from penstock_pipelines.display import LineDisplay, LiveDisplay, display_for
+from penstock_pipelines.display import LineDisplay, LiveDisplay, describe, display_for
 from penstock_pipelines.follow import RunView, TaskView
-from penstock_trainer.contract.events import ProgressEvent, StepEvent
+from penstock_trainer.contract.events import EvaluationEvent, ProgressEvent, StepEvent
 
 
 def view(*tasks: TaskView) -> RunView:
@@ -38,6 +38,12 @@ def test_a_log_gets_a_line_a_change() -> None:
         "train: step 1/10  loss 5.000  1,234 tokens/s",
         "train: succeeded",
     ]
+
+
+def test_the_newest_score_stands_beside_the_loss() -> None:
+    task = TaskView("train", state="RUNNING", event=step(7))
+    task.evaluation = EvaluationEvent(step=5, loss=5.25, accuracy=0.1, targets=9, best=True, seconds=1.0)
+    assert describe(task) == "step 7/10  loss 5.000  held-out loss 5.250  1,234 tokens/s"
 
 
 def test_a_terminal_gets_a_row_and_a_bar_a_task() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,6 +12,23 @@ from penstock_trainer.cluster import Cluster, ClusterError
 PRIMARY = ["cmle-training-workerpool0-ab-0:2222"]
 WORKERS = ["cmle-training-workerpool1-ab-0:2222", "cmle-training-workerpool1-ab-1:2222"]
 REDUCERS = ["cmle-training-workerpool2-ab-0:2222", "cmle-training-workerpool2-ab-1:2222"]
+EVALUATORS = ["cmle-training-workerpool3-ab-0:2222"]
+WITH_TRAINERS = {"workerpool0": PRIMARY, "workerpool1": WORKERS}
+OTHER_POOLS: tuple[dict[str, list[str]], ...] = (
+    {},
+    {"workerpool2": REDUCERS},
+    {"workerpool3": EVALUATORS},
+    {"workerpool2": REDUCERS, "workerpool3": EVALUATORS},
+    {"workerpool2": []},  # dumps of real jobs leave an empty pool out; nothing says that it must be
+)
+# The documentation describes an object; dumps of real jobs have its JSON text, or nothing.
+JOBS: tuple[dict[str, Any], ...] = (
+    {},
+    {"job": {"worker_pool_specs": [{"replica_count": 1}]}},
+    {"job": '{"python_module":"","package_uris":[],"job_args":["--cluster={}"]}'},
+    {"job": ""},
+)
+TRIALS: tuple[dict[str, str], ...] = ({}, {"trial": ""})
 
 
 def spec(pool: str, index: object, *, cluster: object = None, **more: Any) -> dict[str, Any]:
@@ -44,6 +63,32 @@ def test_the_documented_shape_counts_pools_0_and_1(pool: str, index: int, node_r
         open_ports=(),
         pool=pool,
     )
+
+
+@pytest.mark.parametrize("others", OTHER_POOLS, ids=lambda pools: "+".join(pools) or "none")
+@pytest.mark.parametrize("job", JOBS, ids=["no job", "object", "text", "empty text"])
+@pytest.mark.parametrize("trial", TRIALS, ids=["no trial", "empty trial"])
+def test_no_variant_of_the_rest_changes_the_ranks_of_pools_0_and_1(
+    others: Mapping[str, list[str]], job: Mapping[str, Any], trial: Mapping[str, str]
+) -> None:
+    nodes = [("workerpool0", 0), ("workerpool1", 0), ("workerpool1", 1)]
+    for order in itertools.permutations({**WITH_TRAINERS, **others}.items()):
+        read_by_each = []
+        for pool, index in nodes:
+            told = spec(pool, index, cluster=dict(order), **job)
+            told["task"].update(trial)
+            read_by_each.append(read(told))
+        assert [(node.node_rank, node.num_nodes) for node in read_by_each] == [(0, 3), (1, 3), (2, 3)]
+        assert {(node.primary_host, node.primary_port) for node in read_by_each} == {
+            ("cmle-training-workerpool0-ab-0", 2222)
+        }
+
+
+@pytest.mark.parametrize("others", OTHER_POOLS, ids=lambda pools: "+".join(pools) or "none")
+def test_a_lone_primary_beside_other_pools_is_a_world_of_one_node(others: Mapping[str, list[str]]) -> None:
+    for order in itertools.permutations({"workerpool0": PRIMARY, **others}.items()):
+        cluster = read(spec("workerpool0", 0, cluster=dict(order)))
+        assert (cluster.num_nodes, cluster.node_rank, cluster.is_primary) == (1, 0, True)
 
 
 def test_a_real_dump_with_the_job_as_text_and_open_ports() -> None:

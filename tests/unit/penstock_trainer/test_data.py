@@ -30,7 +30,7 @@ def world() -> Iterator[World]:
 
 def windows(num_tokens: int, *, seq_len: int = 4, cuts: tuple[int, ...] = (), seed: int = 0) -> TokenWindows:
     shards = np.split(np.arange(num_tokens, dtype=np.uint16), cuts)
-    return TokenWindows(shards, seq_len=seq_len, vocab_size=1 << 16, seed=seed)
+    return TokenWindows(shards, seq_len=seq_len, seed=seed)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 15, 16, 17, 255, 256, 257, 1000, 4097, 65535, 65537])

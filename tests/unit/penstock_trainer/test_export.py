@@ -63,7 +63,7 @@ class Exports:
 
     def value(self) -> float:
         """Tells whose model it is that can be read."""
-        model, _, _ = read_export(self.uri)
+        model: Any = read_export(self.uri).model
         return float(model.embed_tokens.weight[0, 0].detach())
 
     def _manifest(self, attempt: str, objects: Any) -> ExportManifest:
@@ -97,7 +97,9 @@ def test_an_export_of_every_family_is_loaded_by_transformers_and_by_us(
 ) -> None:
     exports = Exports(tmp_path, **shape)
     exports.attempt(1)()
-    ours, told, _ = read_export(exports.uri)
+    export = read_export(exports.uri)
+    ours: Any = export.model
+    told = export.config
     assert {name: getattr(ours.config, name) for name in shape} == shape
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
     tokens = torch.arange(20).reshape(2, 10) % told["vocab_size"]

@@ -4,7 +4,7 @@
 <model>/config.json         LlamaForCausalLM, or the class of another family
 <model>/tokenizer.json      the dataset's tokenizer, byte for byte
 <model>/tokenizer_config.json
-<model>/metrics.jsonl       one line a logged step of the whole run: the fields of events.StepEvent
+<model>/metrics.jsonl       one line a logged step and one an evaluation of the whole run, see events.measurements_to_jsonl
 <model>/manifest.json       written last
 """
 
@@ -28,7 +28,9 @@ class ExportManifest:
 
     format_version: int
     step: int
+    """Optimizer steps that the weights have seen; the run may have gone on after its best."""
     tokens_seen: int
+    """Targets that were trained on until then."""
     num_parameters: int
     """Trainable parameters, a tied head counted once."""
     config: Mapping[str, Any]

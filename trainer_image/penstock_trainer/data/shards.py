@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock_trainer.contract.config import JobConfig
 from penstock_trainer.contract.dataset import MANIFEST_NAME, DatasetManifest, DatasetObject
@@ -54,11 +55,8 @@ def open_train_split(
         lambda: prepare_shards(manifest, directory, dataset_uri=dataset_uri, may_download=not on_disk)
     )
     paths = [directory / shard.name for shard in manifest.train]
-    dtype = np.dtype(manifest.token_type).newbyteorder("<")
-    shards = [np.memmap(path, dtype=dtype, mode="r") for path in paths if path.stat().st_size]
-    windows = TokenWindows(
-        shards, seq_len=config.data.seq_len, vocab_size=manifest.tokenizer.vocab_size, seed=config.seed
-    )
+    shards = [_tokens(path, manifest) for path in paths if path.stat().st_size]
+    windows = TokenWindows(shards, seq_len=config.data.seq_len, seed=config.seed)
     windows.require_batch(config.global_batch)
     return windows
 
@@ -68,12 +66,14 @@ def prepare_shards(
 ) -> None:
     """See to it that every train shard lies in `directory` as the manifest says. Blocks while it downloads.
 
-    With `may_download`, what is missing or damaged there is fetched from the dataset. Raises DatasetError.
+    With `may_download`, what is missing or damaged there is fetched from the dataset. Raises DatasetError, also for a
+    token that the tokenizer does not have: on the device it would be an illegal memory access, steps later.
     """
     with ThreadPoolExecutor(_DOWNLOADS) as pool:
         futures = [
             pool.submit(
-                _prepare_shard, shard, directory / shard.name, join(dataset_uri, shard.name), may_download
+                _prepare_shard,
+                *(shard, directory / shard.name, join(dataset_uri, shard.name), manifest, may_download),
             )
             for shard in manifest.train
         ]
@@ -87,7 +87,9 @@ def _cache_directory(manifest: DatasetManifest) -> Path:
     return Path(tempfile.gettempdir()) / f"penstock-dataset-{digest[:16]}"
 
 
-def _prepare_shard(shard: DatasetObject, path: Path, uri: str, may_download: bool) -> None:
+def _prepare_shard(
+    shard: DatasetObject, path: Path, uri: str, manifest: DatasetManifest, may_download: bool
+) -> None:
     found = FileStorage().stat(path.as_uri())
     if may_download and not _is_intact(found, shard):
         _download(uri, path)
@@ -101,6 +103,16 @@ def _prepare_shard(shard: DatasetObject, path: Path, uri: str, may_download: boo
             f"train shard {uri} is corrupt: expected {shard.size} bytes with crc32c {shard.crc32c}, "
             f"found {found.size} bytes with crc32c {found.crc32c}. Stage the data again."
         )
+    vocab_size = manifest.tokenizer.vocab_size
+    if shard.size and (largest := int(_tokens(path, manifest).max())) >= vocab_size:
+        raise DatasetError(
+            f"train shard {uri} has a token id outside the vocabulary: {largest}, and the dataset's tokenizer has ids up "
+            f"to {vocab_size - 1}. Stage the data again."
+        )
+
+
+def _tokens(path: Path, manifest: DatasetManifest) -> npt.NDArray[np.unsignedinteger]:
+    return np.memmap(path, dtype=np.dtype(manifest.token_type).newbyteorder("<"), mode="r")
 
 
 def _is_intact(found: ObjectInfo | None, shard: DatasetObject) -> bool:

@@ -11,7 +11,7 @@ import torch
 from penstock_trainer.data.batch_plan import BatchPlan
 from penstock_trainer.data.order import Indices, sample_order
 from penstock_trainer.data.samples import LocalStep
-from penstock_trainer.errors import BatchError, DatasetError
+from penstock_trainer.errors import BatchError
 
 
 class TokenWindows:
@@ -21,14 +21,11 @@ class TokenWindows:
     left out.
     """
 
-    def __init__(
-        self, shards: Sequence[npt.NDArray[np.unsignedinteger]], *, seq_len: int, vocab_size: int, seed: int
-    ) -> None:
+    def __init__(self, shards: Sequence[npt.NDArray[np.unsignedinteger]], *, seq_len: int, seed: int) -> None:
         self._shards = shards
         self._starts = np.cumsum([0, *(len(shard) for shard in shards)])
         self._seq_len = seq_len
         self.targets_per_sample: int | None = seq_len
-        self._vocab_size = vocab_size
         self._seed = seed
         self.num_tokens = int(self._starts[-1])
         self.num_windows = max(0, self.num_tokens - 1) // seq_len
@@ -50,11 +47,6 @@ class TokenWindows:
     def step(self, first: int, plan: BatchPlan) -> LocalStep:
         """See Samples.step; labels are the tokens that come next."""
         tokens = self.samples(first, plan.per_rank)
-        if (largest := int(tokens.max())) >= self._vocab_size:
-            raise DatasetError(
-                f"token id outside the vocabulary: {largest} in samples {first} to {first + plan.per_rank - 1}, and the "
-                f"dataset's tokenizer has ids up to {self._vocab_size - 1}. Stage the data again."
-            )
         batches = [
             {"input_ids": micro[:, :-1], "labels": micro[:, 1:]}
             for micro in torch.split(tokens, plan.micro_batch)

@@ -13,6 +13,7 @@ from penstock_trainer.data.batch_plan import BatchPlan
 from penstock_trainer.engines.engine import Engine, EngineFactory
 from penstock_trainer.errors import EngineError
 from penstock_trainer.model.objective import Objective
+from penstock_trainer.observe.clock import Clock, clock_for
 from penstock_trainer.world import World
 
 _TORCH = "penstock_trainer.engines.torch_mesh:TorchEngine"
@@ -27,11 +28,13 @@ _CLASSES: Mapping[Strategy, str] = {
 }
 
 
-def build_engine(objective: Objective, config: JobConfig, batch: BatchPlan, world: World) -> Engine:
+def build_engine(
+    objective: Objective, config: JobConfig, batch: BatchPlan, world: World, clock: Clock | None = None
+) -> Engine:
     """The engine of config.engine.strategy around an initialized model, which it takes over. Collective.
 
-    Its module is imported here: a run that does not choose DeepSpeed does not need it. Raises EngineError for what the
-    device or the world size cannot do.
+    `clock` times the parts of its steps. The engine's module is imported here: a run that does not choose DeepSpeed does
+    not need it. Raises EngineError for what the device or the world size cannot do.
     """
     if config.engine.precision == "fp16" and world.device.type != "cuda":
         raise EngineError(
@@ -42,4 +45,4 @@ def build_engine(objective: Objective, config: JobConfig, batch: BatchPlan, worl
         objective.input_dtype = torch.bfloat16 if config.engine.precision == "bf16" else torch.float16
     module, _, name = _CLASSES[config.engine.strategy].partition(":")
     factory = cast("EngineFactory", getattr(importlib.import_module(module), name))
-    return factory(objective, config, batch, world)
+    return factory(objective, config, batch, world, clock or clock_for(world.device))

@@ -11,13 +11,14 @@ from torch import Tensor
 from penstock_trainer.contract.config import JobConfig
 from penstock_trainer.data.batch_plan import BatchPlan
 from penstock_trainer.model.objective import Batch, Objective
+from penstock_trainer.observe.clock import Clock
 from penstock_trainer.world import World
 
 State = dict[str, Any]
 """`{"model": {fqn: tensor}, "opt": {"state": {fqn: {"step", "exp_avg", "exp_avg_sq"}}}}`; SGD has `momentum_buffer` in
-place of the three, and fp16 adds `{"loss_scale": {"scale", "good_steps"}}`. Its tensors are the live ones, whole or as
-the part that this rank holds; torch.distributed.checkpoint reads and fills them in place. Frozen parameters have no
-optimizer state."""
+place of the three, and fp16 adds `{"loss_scale": {"scale", "good_steps"}}`. `model` has persistent buffers too. Tensors
+are the live ones, whole or as the part that this rank holds; torch.distributed.checkpoint reads and fills them in place.
+Frozen parameters and buffers have no optimizer state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Engine(Protocol):
         """To be called after `state()` was filled from a checkpoint: what was derived from it is derived anew."""
 
     def weights(self) -> dict[str, Tensor]:
-        """All weights in fp32 on CPU on rank 0, for export; empty on the other ranks.
+        """All weights in fp32, and persistent buffers, on CPU on rank 0, for export; empty on the other ranks.
 
         Not part of `state`, which no rank needs to be able to hold whole.
         """
@@ -64,5 +65,10 @@ class Engine(Protocol):
 class EngineFactory(Protocol):
     """How an engine's class is called."""
 
-    def __call__(self, objective: Objective, config: JobConfig, batch: BatchPlan, world: World) -> Engine:
-        """Spread an initialized model, which lies on CPU in fp32, over the ranks."""
+    def __call__(
+        self, objective: Objective, config: JobConfig, batch: BatchPlan, world: World, clock: Clock
+    ) -> Engine:
+        """Spread an initialized model, which lies on CPU in fp32, over the ranks.
+
+        The engine marks `forward`, `backward` and `optimizer` of its steps on the clock; clipping is the optimizer's.
+        """

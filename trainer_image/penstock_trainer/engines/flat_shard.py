@@ -67,6 +67,11 @@ class FlatShard(Tensor):
         self._boxes = {torch.Size(box.offsets): box for box in boxes_of(shape, start, flat.numel())}
         return self
 
+    @property
+    def flat(self) -> Tensor:
+        """What this rank holds, one-dimensional."""
+        return self._flat
+
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch's stub leaves out that it is a class method
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None

@@ -31,7 +31,9 @@ from penstock_trainer.engines.blocks import prepare_blocks
 from penstock_trainer.engines.engine import State, StepResult
 from penstock_trainer.engines.loss_scale import LossScale
 from penstock_trainer.errors import EngineError
+from penstock_trainer.model.buffers import persistent_buffers
 from penstock_trainer.model.objective import Batch, Objective
+from penstock_trainer.observe.clock import Clock
 from penstock_trainer.optim import build_optimizer, materialize_state, set_learning_rate, step_if_finite
 from penstock_trainer.world import World
 
@@ -43,7 +45,9 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class TorchEngine:
     """See Engine. A world of one rank takes the same path as any other."""
 
-    def __init__(self, objective: Objective, config: JobConfig, batch: BatchPlan, world: World) -> None:
+    def __init__(
+        self, objective: Objective, config: JobConfig, batch: BatchPlan, world: World, clock: Clock
+    ) -> None:
         engine = config.engine
         blocks = prepare_blocks(objective.model, engine)
         self._mesh = build_mesh(engine, world)
@@ -54,6 +58,7 @@ class TorchEngine:
         self._autocast = _autocast(engine, world)
         self._config = config
         self._batch = batch
+        self._clock = clock
         self._is_primary = world.env.is_primary
         self._loss_scale = LossScale() if engine.precision == "fp16" else None
         self._trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
@@ -67,17 +72,19 @@ class TorchEngine:
         for index, batch in enumerate(batches):
             # Before the last micro-batch gradients add up where they are: one reduction a step.
             self._sync_gradients(index == self._batch.accumulation - 1)
-            with self._autocast():
+            with self._clock.span("forward"), self._autocast():
                 loss = self._wrapped(batch) / num_targets
             # Ranks' gradients are averaged, but it is their sum that belongs to the mean over all targets.
-            (loss * (scale * self._world_size)).backward()
+            with self._clock.span("backward"):
+                (loss * (scale * self._world_size)).backward()
             losses.append(loss.detach())
-        grad_norm = self._clip(scale)
-        if self._loss_scale:
-            self._loss_scale.update(overflowed=not torch.isfinite(grad_norm))
-        set_learning_rate(self._optimizer, learning_rate)
-        step_if_finite(self._optimizer, grad_norm)
-        self._optimizer.zero_grad(set_to_none=True)
+        with self._clock.span("optimizer"):
+            grad_norm = self._clip(scale)
+            if self._loss_scale:
+                self._loss_scale.update(overflowed=not torch.isfinite(grad_norm))
+            set_learning_rate(self._optimizer, learning_rate)
+            step_if_finite(self._optimizer, grad_norm)
+            self._optimizer.zero_grad(set_to_none=True)
         return StepResult(torch.cat(losses).sum(), grad_norm)
 
     @torch.no_grad()
@@ -89,12 +96,16 @@ class TorchEngine:
                 return cast("Tensor", self._wrapped(batch))
         finally:
             self._wrapped.train()
+            self._reshard()
 
     def state(self) -> State:
         """See Engine.state. Sharded weights and moments are DTensors over the mesh."""
         named = dict(self._model.named_parameters())
         state: State = {
-            "model": {name: parameter.detach() for name, parameter in named.items()},
+            "model": {
+                **{name: parameter.detach() for name, parameter in named.items()},
+                **persistent_buffers(self._model),
+            },
             "opt": {
                 "state": {
                     name: self._optimizer.state[parameter]
@@ -117,7 +128,16 @@ class TorchEngine:
             whole = _whole(parameter.detach())
             if self._is_primary:
                 kept[name] = whole.cpu()
+        if self._is_primary:
+            kept |= {name: buffer.cpu() for name, buffer in persistent_buffers(self._model).items()}
         return kept
+
+    def _reshard(self) -> None:
+        """After a backward pass FSDP2 does so itself; without one, the root would keep its whole parameters, and those
+        in the place of the shards in `state`."""
+        for module in self._wrapped.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     def _clip(self, scale: float) -> Tensor:
         """Scale gradients down to clip_norm, and by the loss scale; the norm that they had without it."""

@@ -21,7 +21,9 @@ from penstock_trainer.engines.blocks import prepare_blocks
 from penstock_trainer.engines.engine import State, StepResult
 from penstock_trainer.engines.flat_shard import FlatShard
 from penstock_trainer.engines.loss_scale import GROWTH_INTERVAL, INITIAL_SCALE
+from penstock_trainer.model.buffers import persistent_buffers
 from penstock_trainer.model.objective import Batch, Objective
+from penstock_trainer.observe.clock import Clock
 from penstock_trainer.optim import build_optimizer, materialize_state, set_learning_rate, state_keys
 from penstock_trainer.world import World
 
@@ -32,7 +34,9 @@ class ZeroEngine:
     """See Engine. DeepSpeed reduces the gradients of every micro-batch from stage 2 on: no rank keeps those of the
     whole model."""
 
-    def __init__(self, objective: Objective, config: JobConfig, batch: BatchPlan, world: World) -> None:
+    def __init__(
+        self, objective: Objective, config: JobConfig, batch: BatchPlan, world: World, clock: Clock
+    ) -> None:
         deepspeed_logger.setLevel(logging.WARNING)
         # On CPU, initialize would compile this op, for minutes and under a lock file that outlives a killed build; it
         # serves inference only.
@@ -56,8 +60,10 @@ class ZeroEngine:
         )
         self._world = world
         self._batch = batch
+        self._clock = clock
         self._is_stage_3 = engine.strategy == "zero3"
         self._state_keys = state_keys(config.optim)
+        self._model = model
         self._parameters = dict(model.named_parameters())
         self._inner = optimizer
         self._masters = _masters_of(self._optimizer)
@@ -74,9 +80,12 @@ class ZeroEngine:
         factor = self._world.env.world_size * self._batch.accumulation
         losses = []
         for batch in batches:
-            loss = self._engine(batch).sum() / num_targets
-            self._engine.backward(loss * factor)
-            self._engine.step()
+            with self._clock.span("forward"):
+                loss = self._engine(batch).sum() / num_targets
+            with self._clock.span("backward"):
+                self._engine.backward(loss * factor)
+            with self._clock.span("optimizer"):
+                self._engine.step()
             losses.append(loss.detach())
         return StepResult(torch.stack(losses).sum(), self._engine.get_global_grad_norm())
 
@@ -91,7 +100,7 @@ class ZeroEngine:
 
     def state(self) -> State:
         """See Engine.state. Each rank names only the parameters of which its partition holds a part."""
-        weights: dict[str, Tensor] = {}
+        weights = persistent_buffers(self._model)
         moments: dict[str, dict[str, Tensor]] = {}
         for name, parameter in self._parameters.items():
             if not parameter.requires_grad:
@@ -131,6 +140,8 @@ class ZeroEngine:
             )
             if self._world.env.is_primary:
                 kept[name] = whole.float().cpu()
+        if self._world.env.is_primary:
+            kept |= {name: buffer.cpu() for name, buffer in persistent_buffers(self._model).items()}
         return kept
 
     def _materialize(self, config: JobConfig) -> None:

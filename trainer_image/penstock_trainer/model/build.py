@@ -23,14 +23,21 @@ def build_model(config: ModelConfig, *, vocab_size: int | None, seed: int) -> nn
     """The model on CPU in fp32, in training mode, with its first weights; equal ones for an equal seed.
 
     `vocab_size` is that of the dataset's tokenizer; None for data that is not text. Blocks on storage, and downloads
-    what lies at gs://. Raises ModelError for a source that cannot be read, that the decoder does not cover, or whose
+    what lies at gs://. Raises ModelError for a source that cannot be read, that the decoder does not cover, with weights that are not finite, or whose
     vocabulary is smaller than the dataset's, UserFunctionError for a function that cannot be called, and StorageError.
     """
     if not config.source:
         return _built_in(config, vocab_size, seed)
     if is_directory(config.source):
-        return _from_directory(config, vocab_size, seed)
-    return _from_function(config, seed)
+        model = _from_directory(config, vocab_size, seed)
+    else:
+        model = _from_function(config, seed)
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise ModelError(
+                f"{config.source}: the weight {name} has values that are not finite. Give an intact model."
+            )
+    return model
 
 
 def _built_in(config: ModelConfig, vocab_size: int | None, seed: int) -> Decoder:

@@ -150,11 +150,6 @@ def hf_name(name: str) -> str:
     return name if name.startswith("lm_head.") else f"model.{name}"
 
 
-def own_name(name: str) -> str:
-    """The inverse of `hf_name`."""
-    return name.removeprefix("model.")
-
-
 def read_config(directory: Path, *, source_uri: str) -> dict[str, Any]:
     """config.json of a directory that came from `source_uri`. Raises ModelError when it is not a JSON object."""
     try:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, linear
 
 from penstock_trainer.model.linear_loss import linear_cross_entropy
 
@@ -52,11 +52,13 @@ class Objective(nn.Module):
         """[1]: the sum of the targets' losses in nats, fp32. In eval mode [2]: and the number of them predicted."""
         inputs = {name: self._cast(tensor) for name, tensor in batch.items() if name != "labels"}
         labels = batch["labels"]
-        if self.chunk_tokens and self.training:
+        if self.chunk_tokens:
             model: Any = self.model
-            hidden, weight = model.hidden(**inputs), model.head_weight()
+            hidden, weight = model.hidden(**inputs).flatten(0, -2), model.head_weight()
+            if not self.training:
+                return self._scored_in_chunks(hidden, weight, labels.flatten())
             loss = linear_cross_entropy(
-                hidden.flatten(0, -2), weight, labels.flatten(), ignore_index=IGNORED, chunk=self.chunk_tokens
+                hidden, weight, labels.flatten(), ignore_index=IGNORED, chunk=self.chunk_tokens
             )
             return torch.stack((loss,))
         output = self.model(**inputs)
@@ -66,6 +68,18 @@ class Objective(nn.Module):
             return torch.stack((loss,))  # no view: FSDP2 could not hang its hook on one
         correct = (logits.argmax(-1) == labels.flatten()).sum()
         return torch.stack((loss, correct.to(loss.dtype)))
+
+    def _scored_in_chunks(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        """[2] as in eval mode, from hidden [N, D], head [V, D] and labels [N], a chunk's logits at a time."""
+        sums = torch.zeros(2, dtype=torch.float32, device=hidden.device)
+        size = self.chunk_tokens
+        for some_hidden, some_labels in zip(
+            torch.split(hidden, size), torch.split(labels, size), strict=True
+        ):
+            logits = linear(some_hidden, weight)
+            loss = cross_entropy(logits.float(), some_labels, ignore_index=IGNORED, reduction="sum")
+            sums += torch.stack((loss, (logits.argmax(-1) == some_labels).sum().to(loss.dtype)))
+        return sums
 
     def _cast(self, tensor: Tensor) -> Tensor:
         is_cast = self.input_dtype is not None and tensor.is_floating_point()

@@ -12,7 +12,7 @@ from penstock_components.launchers import evaluate
 from penstock_components.launchers.evaluation import Evaluation
 from penstock_trainer.contract.checkpoint import CheckpointObject, Manifest
 from penstock_trainer.contract.dataset import DatasetManifest, DatasetObject, Source, TokenizerInfo
-from penstock_trainer.contract.events import StepEvent, steps_to_jsonl
+from penstock_trainer.contract.events import EvaluationEvent, StepEvent, measurements_to_jsonl
 from penstock_trainer.contract.export import ExportManifest
 from unit.penstock_components.launchers.model_registry import LOCATION, PARENT, PROJECT
 
@@ -101,7 +101,8 @@ def export(bed, name, bits_per_byte, *, losses=(6.0, 5.0, 4.5), rate=0.003):
         )
         for step, loss in enumerate(losses)
     ]
-    bed.write(f"{name}/metrics.jsonl", steps_to_jsonl(events).decode())
+    scored = EvaluationEvent(step=20, loss=5.1, accuracy=0.2, targets=64, best=True, seconds=0.5)
+    bed.write(f"{name}/metrics.jsonl", measurements_to_jsonl([*events, scored]).decode())
     return bed.uri(name)
 
 
@@ -213,6 +214,7 @@ def test_the_report_draws_the_losses_and_the_baseline(trained, score):
     page = page_of(trained)
     assert page.tags.count("svg") == 1
     assert "training loss" in page.text
+    assert "held-out loss" in page.text
     assert "unigram baseline" in page.text
     assert "last: loss 4.5000" in page.text
     svg = re.search(r"<svg [^>]*>", trained.artifact("report").read_text()).group()

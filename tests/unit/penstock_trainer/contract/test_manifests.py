@@ -17,11 +17,12 @@ from penstock_trainer.contract.checkpoint import (
 )
 from penstock_trainer.contract.dataset import DatasetManifest, DatasetObject, TokenizerInfo, token_type_for
 from penstock_trainer.contract.events import (
+    EvaluationEvent,
     ProgressEvent,
     StepEvent,
+    measurements_from_jsonl,
+    measurements_to_jsonl,
     parse_event,
-    steps_from_jsonl,
-    steps_to_jsonl,
 )
 from penstock_trainer.contract.export import ExportManifest
 from penstock_trainer.contract.fields import ContractError
@@ -70,6 +71,7 @@ EXPORT = ExportManifest(
     objects=(OBJECT,),
 )
 STEP = StepEvent(step=1, steps=2, loss=3.5, learning_rate=0.1, grad_norm=1.0, tokens_per_second=10.0)
+EVALUATION = EvaluationEvent(step=1, loss=3.0, accuracy=0.5, targets=4, best=True, seconds=0.1)
 
 
 def test_a_checkpoint_manifest_comes_back() -> None:
@@ -116,6 +118,7 @@ def test_an_event_survives_cloud_logging_which_makes_every_number_a_double() -> 
     assert parse_event(payload) == STEP
     assert isinstance(parse_event(payload).step, int)
     assert parse_event(STEP.to_line()) == STEP
+    assert parse_event(EVALUATION.to_line()) == EVALUATION
     progress = ProgressEvent(done=1, total=2, unit="documents")
     assert parse_event(progress.to_line()) == progress
 
@@ -125,16 +128,23 @@ def test_any_other_line_is_no_event(payload: object) -> None:
     assert parse_event(payload) is None
 
 
-def test_logged_steps_come_back_from_their_file() -> None:
-    assert steps_from_jsonl(steps_to_jsonl([STEP, STEP])) == [STEP, STEP]
+def test_what_was_measured_comes_back_from_its_file() -> None:
+    measured = [STEP, STEP, EVALUATION]
+    assert measurements_from_jsonl(measurements_to_jsonl(measured)) == measured
+
+
+def test_a_line_of_a_logged_step_is_what_it_was_before_there_were_evaluations() -> None:
+    [step, evaluation] = map(json.loads, measurements_to_jsonl([STEP, EVALUATION]).splitlines())
+    assert "event" not in step
+    assert evaluation["event"] == "evaluation"
 
 
 @pytest.mark.parametrize("line", [b'{"step": 1}', b'{"step": ', b"", b"\xff", b"[]"])
-def test_a_line_that_is_no_logged_step_is_told_by_its_number(line: bytes) -> None:
+def test_a_line_that_was_not_measured_is_told_by_its_number(line: bytes) -> None:
     with pytest.raises(ContractError):
-        steps_from_jsonl(line + b"\n")
-    with pytest.raises(ContractError, match="line 2 of the logged steps is not JSON"):
-        steps_from_jsonl(steps_to_jsonl([STEP]) + b"{\n")
+        measurements_from_jsonl(line + b"\n")
+    with pytest.raises(ContractError, match="line 2 of the measurements is not JSON"):
+        measurements_from_jsonl(measurements_to_jsonl([STEP]) + b"{\n")
 
 
 @pytest.mark.parametrize(
