@@ -43,6 +43,8 @@ class World:
     device: torch.device
     control: dist.ProcessGroup
     """gloo over all ranks, apart from the group that gradients use: for what must not wait for the device."""
+    timeout: timedelta = timedelta(minutes=10)
+    """Of a collective of the gradients' group."""
 
     @classmethod
     @contextmanager
@@ -60,7 +62,7 @@ class World:
         try:
             control = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT))
             logger.info("device=%s backend=%s world_size=%d", device, backend, env.world_size)
-            yield cls(env=env, device=device, control=control)
+            yield cls(env=env, device=device, control=control, timeout=timeout)
         finally:
             # A rank that ends without this can die of SIGABRT although its work is done.
             dist.destroy_process_group()
@@ -100,9 +102,12 @@ class World:
                 raise PeerError(f"rank {rank} failed: {failure}")
 
     def total(self, value: int) -> int:
-        """The sum of every rank's value. Blocks for the slowest rank, and not for the device."""
+        """The sum of every rank's value. Blocks for the slowest rank as long as a collective of the gradients' group may
+        take, and not for the device."""
         summed = torch.tensor(value)
-        dist.all_reduce(summed, group=self.control)
+        work = dist.all_reduce(summed, group=self.control, async_op=True)
+        assert work is not None, "an asynchronous collective returns its work"
+        work.wait(self.timeout)
         return int(summed.item())
 
     def gather(self, value: T) -> list[T]:
