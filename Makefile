@@ -53,8 +53,9 @@ fix: $(STAMP) ## Format and apply the linter's safe fixes
 compile: $(STAMP) ## Compile RECIPE to build/RECIPE.yaml and print its SHA-256
 	$(BIN)/penstock compile $(RECIPE)
 
-bench-%: $(STAMP) ## (no suites yet) Run tests/benchmarks/bench_<name>.py: peer and us in one run, as ratios
-	$(BIN)/python tests/benchmarks/bench_$*.py
+bench-%: $(STAMP) ## Run tests/benchmarks/bench_<name>.py (train): peers and us in one run, as ratios
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	PYTHONPATH=tests $(BIN)/python -m benchmarks.bench_$*
 
 clean: ## Remove build/, caches and .venv
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache $(VENV)

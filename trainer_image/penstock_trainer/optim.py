@@ -82,15 +82,18 @@ def _num_dims(parameter: nn.Parameter) -> int:
 
 
 def step_if_finite(optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
-    """One step, or none when the norm is not finite.
+    """One step, or none when the norm is not finite. Does not wait for an accelerator where AdamW is fused."""
+    is_finite = torch.isfinite(grad_norm)
+    if grad_norm.device.type != "cpu" and isinstance(optimizer, torch.optim.AdamW):
+        step_on_device(optimizer, is_finite)
+    elif is_finite:
+        optimizer.step()
 
-    Fused AdamW decides on the device, by the flag that torch.amp.GradScaler gives it; SGD has to wait for it.
-    """
-    if isinstance(optimizer, torch.optim.AdamW):
-        optimizer.found_inf = (~torch.isfinite(grad_norm)).float()  # type: ignore[attr-defined]  # not declared
-        optimizer.step()
-    elif torch.isfinite(grad_norm):
-        optimizer.step()
+
+def step_on_device(optimizer: torch.optim.AdamW, may_step: Tensor) -> None:
+    """One step of fused AdamW, or none: its kernel decides, by the flag that torch.amp.GradScaler gives it."""
+    optimizer.found_inf = (~may_step).float()  # type: ignore[attr-defined]  # not declared
+    optimizer.step()
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:

@@ -35,9 +35,9 @@ class Preemption:
     def ask(self, control: dist.ProcessGroup) -> Answer:
         """Begin to ask all ranks; they must all call this in the same step. Does not block."""
         flag = torch.tensor([int(self._is_asked_to_stop)], dtype=torch.int32)
-        work = dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=control, async_op=True)
-        assert work is not None, "an asynchronous collective returns its work"
-        return Answer(flag, work)
+        if control.size() == 1:  # a collective of one rank is a fifth of a millisecond of every step
+            return Answer(flag, None)
+        return Answer(flag, dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=control, async_op=True))
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._is_asked_to_stop = True
@@ -46,11 +46,12 @@ class Preemption:
 class Answer:
     """What the ranks will have said. It travels on CPU while the step computes, so nothing waits for the device."""
 
-    def __init__(self, flag: torch.Tensor, work: dist.Work) -> None:
+    def __init__(self, flag: torch.Tensor, work: dist.Work | None) -> None:
         self._flag = flag
         self._work = work
 
     def wait(self) -> bool:
         """Whether any rank had been asked to stop. Blocks until the slowest rank has asked; alike on all ranks."""
-        self._work.wait()
+        if self._work is not None:
+            self._work.wait()
         return bool(self._flag.item())

@@ -21,6 +21,8 @@ from penstock_trainer.optim import (
     materialize_state,
     set_learning_rate,
     state_keys,
+    step_if_finite,
+    step_on_device,
 )
 
 CONFIGS = [
@@ -302,3 +304,27 @@ def test_dtensors_of_fsdp_step_bit_by_bit_as_plain_tensors(config: OptimConfig) 
 
     for shard, whole in zip(trained(sharded=True), trained(sharded=False), strict=True):
         assert torch.equal(shard, whole)
+
+
+@pytest.mark.usefixtures("lone_group")
+@pytest.mark.parametrize("sharded", [False, True])
+def test_the_flag_of_the_device_decides_on_a_step_as_the_host_does(sharded: bool) -> None:
+    def trained(step: Callable[[torch.optim.AdamW, Tensor], None]) -> list[Tensor]:
+        torch.manual_seed(3)
+        model = nn.Linear(4, 3)
+        if sharded:
+            fully_shard(model, mesh=dist.init_device_mesh("cpu", (1,)))
+        optimizer = build_optimizer(model.parameters(), OptimConfig())
+        assert isinstance(optimizer, torch.optim.AdamW)
+        materialize_state(optimizer, OptimConfig())
+        for norm in (1.0, math.nan, 2.0):
+            model(torch.full((2, 4), norm)).square().sum().backward()
+            step(optimizer, torch.tensor(norm))
+            optimizer.zero_grad()
+        return [getattr(p, "full_tensor", lambda p=p: p)().detach() for p in model.parameters()]
+
+    on_device = trained(lambda optimizer, norm: step_on_device(optimizer, torch.isfinite(norm)))
+    on_host = trained(step_if_finite)
+    for one, other in zip(on_device, on_host, strict=True):
+        assert one.isfinite().all()
+        assert torch.equal(one, other)

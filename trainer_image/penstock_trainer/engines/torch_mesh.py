@@ -43,7 +43,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class TorchEngine:
-    """See Engine. A world of one rank takes the same path as any other."""
+    """See Engine."""
 
     def __init__(
         self, objective: Objective, config: JobConfig, batch: BatchPlan, world: World, clock: Clock
@@ -52,8 +52,9 @@ class TorchEngine:
         blocks = prepare_blocks(objective.model, engine)
         self._mesh = build_mesh(engine, world)
         self._world_size = world.env.world_size
-        spread = _distribute if engine.strategy == "ddp" else _shard
-        self._wrapped, self._sync_gradients = spread(objective, blocks, engine, self._mesh, world)
+        self._wrapped, self._sync_gradients = _spread(engine, world)(
+            objective, blocks, engine, self._mesh, world
+        )
         self._model = objective.model
         self._autocast = _autocast(engine, world)
         self._config = config
@@ -174,8 +175,26 @@ def build_mesh(engine: EngineConfig, world: World) -> DeviceMesh:
     return init_device_mesh(world.device.type, sizes, mesh_dim_names=("replicate", "shard"))
 
 
-_Spread = tuple[nn.Module, Callable[[bool], None]]
+_Wrapped = tuple[nn.Module, Callable[[bool], None]]
 """The module to call, and how to say whether the next backward reduces gradients over the ranks."""
+_Spread = Callable[[Objective, Sequence[nn.Module], EngineConfig, DeviceMesh, World], _Wrapped]
+
+
+def _spread(engine: EngineConfig, world: World) -> _Spread:
+    """How the strategy is done. A lone rank does without it where nothing but time is lost: FSDP2 casts and offloads too,
+    and its copies of what it need not gather cost a lone rank an eighth of a step (docs/benchmarks/train.md)."""
+    if world.env.world_size == 1 and (
+        engine.strategy == "ddp" or (engine.precision == "fp32" and not engine.cpu_offload)
+    ):
+        logger.info("%s over one rank: nothing to reduce, shard or gather", engine.strategy)
+        return _leave_whole
+    return _distribute if engine.strategy == "ddp" else _shard
+
+
+def _leave_whole(
+    objective: Objective, _blocks: Sequence[nn.Module], _engine: EngineConfig, _mesh: DeviceMesh, world: World
+) -> _Wrapped:
+    return objective.to(world.device), lambda _is_last: None
 
 
 def _distribute(
@@ -184,7 +203,7 @@ def _distribute(
     engine: EngineConfig,
     mesh: DeviceMesh,
     world: World,
-) -> _Spread:
+) -> _Wrapped:
     objective.to(world.device)
     ddp = DistributedDataParallel(
         objective,
@@ -206,7 +225,7 @@ def _distribute(
 
 def _shard(
     objective: Objective, blocks: Sequence[nn.Module], engine: EngineConfig, mesh: DeviceMesh, world: World
-) -> _Spread:
+) -> _Wrapped:
     # Inputs are not cast: rotary angles stay fp32, and the residual stream has the parameters' type anyway.
     policy = MixedPrecisionPolicy(
         param_dtype=None if engine.precision == "fp32" else _DTYPES[engine.precision],
