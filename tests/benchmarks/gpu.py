@@ -15,6 +15,8 @@ from benchmarks.random_dataset import build_dataset
 from benchmarks.rows import Machine, Row, Samples, compare
 from benchmarks.train_arms import OUR_DECODER, Setting, bare, hf_trainer, ours
 from penstock_trainer.contract.config import ModelConfig
+from penstock_trainer.model.decoder import Decoder
+from penstock_trainer.observe.flops import flops_per_token
 from penstock_trainer.rank_env import RankEnv
 from penstock_trainer.world import World
 
@@ -38,18 +40,6 @@ class Size:
     model: ModelConfig
     seq_len: int
     batch: int
-
-    @property
-    def flops_per_token(self) -> float:
-        """6 per parameter that multiplies, the head among them, and 12 L d T of attention, not counted as causal.
-
-        Chowdhery et al., 2022 (PaLM), appendix B; the count that torchtitan reports.
-        """
-        shape = self.model
-        kv_dim = shape.num_kv_heads * shape.dims_per_head
-        layer = 2 * shape.dim**2 + 2 * shape.dim * kv_dim + 3 * shape.dim * shape.ffn_dim
-        multiplying = shape.num_layers * layer + shape.dim * _VOCAB_SIZE
-        return 6 * multiplying + 12 * shape.num_layers * shape.dim * self.seq_len
 
 
 SIZES = (
@@ -107,7 +97,9 @@ def _rows(
     size: Size, setting: Setting, own: str, peers: list[str], costs: Mapping[str, Costs], machine: Machine
 ) -> list[Row]:
     throughput = {name: setting.tokens_per_step / cost.step_seconds for name, cost in costs.items()}
-    tflops = throughput[own] * size.flops_per_token / 1e12
+    flops = flops_per_token(Decoder(size.model, _VOCAB_SIZE), size.seq_len)
+    assert flops is not None, "known for the built-in decoder"
+    tflops = throughput[own] * flops / 1e12
     matmul = costs.get("matmul")
     rows = [
         compare(

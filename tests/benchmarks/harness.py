@@ -58,15 +58,16 @@ def interleave(
     warmup: int,
     steps_per_turn: int = 1,
     clock: Clock = time.thread_time,
+    seed: int = 0,
 ) -> Outcome:
     """Run all arms, each of `steps` steps, in turns of `steps_per_turn`; blocks until all have ended.
 
-    What a loop does before its first boundary and the `warmup` steps after it are left out. An arm that raises, or that
+    `seed` is that of the order. What a loop does before its first boundary and the `warmup` steps after it are left out. An arm that raises, or that
     has another number of steps, is an error of the outcome and stops none of the others. Autograd on CPU computes in
     the thread that calls backward, so thread time is complete where operators use one thread (OMP_NUM_THREADS=1).
     """
     turns = [_Turns(arm, steps_per_turn, clock) for arm in arms]
-    drawn, generator = list(turns), random.Random(0)
+    drawn, generator = list(turns), random.Random(seed)
     for number in range(steps // steps_per_turn):
         if number % 2 == 0:
             generator.shuffle(drawn)

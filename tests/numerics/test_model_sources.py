@@ -31,7 +31,7 @@ from transformers import (
 from penstock_local.storage import ObjectStore, build_app
 from penstock_trainer import storage as penstock_storage
 from penstock_trainer.contract.config import ModelConfig
-from penstock_trainer.errors import ModelError
+from penstock_trainer.errors import ModelError, UserFunctionError
 from penstock_trainer.model.build import build_model
 from penstock_trainer.model.decoder import Decoder
 from penstock_trainer.model.digits import Digits, digits
@@ -343,16 +343,26 @@ def test_without_transformers_the_extra_is_named(directory: Path, monkeypatch: p
         ("no_such_module:build", {}, "no_such_module cannot be imported"),
         ("numerics.user_models:absent", {}, "numerics.user_models has no function absent"),
         ("numerics.user_models:weights", {}, "numerics.user_models has no function weights"),
-        ("numerics.user_models:nothing", {}, r"returned NoneType; it must return the torch.nn.Module"),
-        ("numerics.user_models:half", {}, r"whose weight is torch.bfloat16 on cpu; it must be torch.float32"),
-        ("numerics.user_models:linear", {"wide": 2}, r"cannot be called with model.options = {'wide': 2}"),
+        ("numerics.user_models:linear", {"wide": 2}, r"cannot be called with {'wide': 2}"),
     ],
 )
-def test_a_function_that_builds_no_model_is_refused(
+def test_a_function_that_cannot_be_called_is_refused(
     source: str, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ModelError, match=message):
+    with pytest.raises(UserFunctionError, match=message):
         build_model(ModelConfig(source=source, options=options), vocab_size=None, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("numerics.user_models:nothing", r"returned NoneType; it must return the torch.nn.Module"),
+        ("numerics.user_models:half", r"whose weight is torch.bfloat16 on cpu; it must be torch.float32"),
+    ],
+)
+def test_a_function_that_builds_no_model_is_refused(source: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        build_model(ModelConfig(source=source), vocab_size=None, seed=0)
 
 
 def test_options_are_the_functions_arguments() -> None:
