@@ -43,23 +43,19 @@ def main(args: argparse.Namespace) -> int:
 
 def cpu_rows(machine: Machine, *, pairs: int, processes: int) -> list[Row]:
     """Throughput against each peer, and what a step of ours has beyond the bare loop's."""
-    measured = measure(pairs=pairs, processes=processes)
-    _print_costs(measured)
-    own, bare, costs = measured.costs[OURS], measured.costs[BARE], measured.costs
-    rows = [
-        compare(
-            "throughput" if name != AGAIN else f"throughput, {AGAIN}",
-            TOKENS_PER_STEP / (own if name != AGAIN else costs[AGAIN]).step_seconds,
-            TOKENS_PER_STEP / costs[name if name != AGAIN else BARE].step_seconds if name in costs else None,
-            peer_name=name if name != AGAIN else BARE,
-            unit="tokens/CPU s",
-            target=TARGET if name == BARE else "",
-            machine=machine,
-        )
-        for name in [*(name for name in costs if name != OURS), *measured.errors]
-    ]
+    alone = measure(pairs=pairs, processes=processes, with_frameworks=False)
+    _print_costs(alone, "ours and plain torch alone")
+    among = measure(pairs=pairs, processes=processes, with_frameworks=True)
+    _print_costs(among, "in a process with the frameworks")
+    own, bare = alone.costs[OURS], alone.costs[BARE]
     return [
-        *rows,
+        _throughput(alone, OURS, BARE, machine, target=TARGET),
+        _throughput(alone, AGAIN, BARE, machine, metric=f"throughput, {AGAIN}"),
+        *(
+            _throughput(among, OURS, name, machine, metric="throughput among frameworks")
+            for name in [*among.costs, *among.errors]
+            if name not in (OURS, AGAIN)
+        ),
         compare(
             "throughput with helper threads",
             TOKENS_PER_STEP / own.process_seconds,
@@ -79,10 +75,31 @@ def cpu_rows(machine: Machine, *, pairs: int, processes: int) -> list[Row]:
     ]
 
 
-def _print_costs(measured: Measured) -> None:
+def _throughput(
+    measured: Measured,
+    name: str,
+    peer: str,
+    machine: Machine,
+    *,
+    metric: str = "throughput",
+    target: str = "",
+) -> Row:
+    costs = measured.costs
+    return compare(
+        metric,
+        TOKENS_PER_STEP / costs[name].step_seconds,
+        TOKENS_PER_STEP / costs[peer].step_seconds if peer in costs else None,
+        peer_name=peer,
+        unit="tokens/CPU s",
+        target=target,
+        machine=machine,
+    )
+
+
+def _print_costs(measured: Measured, title: str) -> None:
     """Medians of each arm, and what a step of it costs beyond the bare loop's of the same round."""
     base = measured.costs[BARE]
-    print(f"{'arm':36}{'thread ms':>10}{'process ms':>12}{'us beyond the bare loop':>34}")
+    print(f"{title:36}{'thread ms':>10}{'process ms':>12}{'us beyond the bare loop':>34}")
     for name, cost in measured.costs.items():
         told = ""
         if cost is not base:

@@ -1,9 +1,11 @@
 """Every arm's steps on one core in fp32, in processes of their own.
 
-    python -m benchmarks.cpu_steps <file> <pairs> <seed>
+    python -m benchmarks.cpu_steps <file> <pairs> <seed> <with frameworks: 0 or 1>
 
 How an arm's memory happens to lie in a process moves its steps by two per cent and more: equal loops differ by as much
-from one process to the next. So the pairs are taken from several processes.
+from one process to the next. So the pairs are taken from several processes. And with transformers, accelerate and
+Lightning in the process our loop is two per cent slower against the bare one than without, which is how it runs; so the
+two are compared in processes of their own, and in those of the frameworks for information.
 """
 
 from __future__ import annotations
@@ -56,9 +58,12 @@ class Measured:
     """Of the arms that did not run."""
 
 
-def measure(*, pairs: int, processes: int) -> Measured:
-    """At least `pairs` steps of each arm. Blocks for minutes. Raises CalledProcessError when our own arm fails."""
-    told = [_of_a_process(-(-pairs // processes), seed) for seed in range(processes)]
+def measure(*, pairs: int, processes: int, with_frameworks: bool) -> Measured:
+    """At least `pairs` steps of each arm: ours, the bare loop twice, and on demand the frameworks'. Blocks for minutes. Raises CalledProcessError when our own arm fails."""
+    told = [
+        _of_a_process(-(-pairs // processes), seed, with_frameworks=with_frameworks)
+        for seed in range(processes)
+    ]
     errors = {name: error for one in told for name, error in one["errors"].items()}
     names = [name for name in told[0]["costs"] if name not in errors]
     return Measured(
@@ -73,17 +78,18 @@ def measure(*, pairs: int, processes: int) -> Measured:
     )
 
 
-def _of_a_process(pairs: int, seed: int) -> dict[str, dict[str, list[list[float]]]]:
+def _of_a_process(pairs: int, seed: int, *, with_frameworks: bool) -> dict[str, dict[str, list[list[float]]]]:
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "costs.json"
-        command = [sys.executable, "-m", "benchmarks.cpu_steps", str(file), str(pairs), str(seed)]
+        arguments = [str(file), str(pairs), str(seed), str(int(with_frameworks))]
+        command = [sys.executable, "-m", "benchmarks.cpu_steps", *arguments]
         subprocess.run(command, env={**os.environ, **ENVIRONMENT}, check=True)
         told: dict[str, dict[str, list[list[float]]]] = json.loads(file.read_text())
     return told
 
 
-def run(directory: Path, *, pairs: int, seed: int) -> Outcome:
-    """All arms in turns in this process."""
+def run(directory: Path, *, pairs: int, seed: int, with_frameworks: bool) -> Outcome:
+    """The arms in turns in this process. Raises what our own arm raises."""
     # The first step is no pair: it follows what a loop does before its first boundary.
     steps = pairs + _WARMUP + 1
     setting = Setting(
@@ -101,8 +107,11 @@ def run(directory: Path, *, pairs: int, seed: int) -> Outcome:
     )
     with World.join(RankEnv(omp_num_threads=1), timeout_seconds=600) as world:
         own = Arm(OURS, ours(setting, world, JobConfig().engine.strategy).fit)
-        peers = [framework(setting, subject) for subject in (OUR_DECODER, LLAMA) for framework in FRAMEWORKS]
-        arms = [own, bare(setting), *peers, Arm(AGAIN, bare(setting).fit)]
+        arms = [own, bare(setting), Arm(AGAIN, bare(setting).fit)]
+        if with_frameworks:
+            arms += [
+                framework(setting, subject) for subject in (OUR_DECODER, LLAMA) for framework in FRAMEWORKS
+            ]
         # What loops print goes to a file, as a job's output does.
         with (directory / "stdout").open("w") as file, redirect_stdout(file):
             outcome = interleave(arms, steps=steps, warmup=_WARMUP, seed=seed)
@@ -111,12 +120,12 @@ def run(directory: Path, *, pairs: int, seed: int) -> Outcome:
     return outcome
 
 
-def main(path: Path, pairs: int, seed: int) -> None:
+def main(path: Path, pairs: int, seed: int, *, with_frameworks: bool) -> None:
     """Leave the costs and errors of this process in a file."""
     logging.basicConfig(level=logging.WARNING)
     warnings.filterwarnings("ignore")  # of frameworks: their advice on workers and threads
     with tempfile.TemporaryDirectory() as directory:
-        outcome = run(Path(directory), pairs=pairs, seed=seed)
+        outcome = run(Path(directory), pairs=pairs, seed=seed, with_frameworks=with_frameworks)
     told = {
         "costs": {
             name: [cost.step_seconds.tolist(), cost.process_seconds.tolist()]
@@ -128,4 +137,4 @@ def main(path: Path, pairs: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), with_frameworks=sys.argv[4] == "1")

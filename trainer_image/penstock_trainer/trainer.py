@@ -22,6 +22,7 @@ from penstock_trainer.engines import build_engine
 from penstock_trainer.errors import BatchError, DivergedError
 from penstock_trainer.evaluation import improves, open_evaluation
 from penstock_trainer.export import write_export
+from penstock_trainer.garbage import collect_at, collected_by_step
 from penstock_trainer.guard import Guard, Judgement
 from penstock_trainer.loader import Loader
 from penstock_trainer.metrics import MetricsLog
@@ -123,7 +124,7 @@ class Trainer:
             ahead=self.config.data.prefetch_steps,
             device=self.world.device,
         )
-        with closing(self.observer), loader:
+        with closing(self.observer), loader, collected_by_step():
             outcome = self._train(loader)
         if outcome == "done":
             self._export()
@@ -161,6 +162,7 @@ class Trainer:
         result = self.engine.train_step(local.batches, num_targets=targets, learning_rate=rate)
         self.progress = self.progress.after(samples=config.global_batch, targets=targets)
         self.guard.saw(self.progress.step, result)
+        collect_at(self.progress.step)
         return self._due(is_told_to_stop=answer.wait()), rate
 
     def _draw_anew(self) -> None:
