@@ -63,12 +63,12 @@ def structured(line: str) -> dict[str, Any] | None:
 
 
 def readable(text: str) -> str:
-    """Output of a program with its structured log lines as on a terminal: `INFO logger: message`."""
+    """Output of a program with its structured log lines as on a terminal: `time INFO logger: message`."""
     lines = []
     for line in text.splitlines(keepends=True):
         told = structured(line)
         is_log = told is not None and "logger" in told
         lines.append(
-            "{severity} {logger}: {message}\n".format(**told) if is_log and told is not None else line
+            "{time} {severity} {logger}: {message}\n".format(**told) if is_log and told is not None else line
         )
     return "".join(lines)

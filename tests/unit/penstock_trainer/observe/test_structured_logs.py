@@ -84,7 +84,9 @@ def test_what_is_readable_is_what_a_terminal_shows() -> None:
     handler.setFormatter(JsonFormatter({}))
     handler.handle(logging.makeLogRecord({"name": "ours", "levelname": "INFO", "msg": 'a "quoted" Stäbe\nb'}))
     event = '{"severity": "INFO", "message": "step 1", "event": "step"}\n'
-    assert readable(f"plain\n{stream.getvalue()}{event}") == f'plain\nINFO ours: a "quoted" Stäbe\nb\n{event}'
+    time = json.loads(stream.getvalue())["time"]
+    shown = f'plain\n{time} INFO ours: a "quoted" Stäbe\nb\n{event}'
+    assert readable(f"plain\n{stream.getvalue()}{event}") == shown
 
 
 @pytest.mark.parametrize("line", ["text", "{}", '{"severity": "INFO"}', "{broken", '["severity", "message"]'])
