@@ -14,14 +14,14 @@ from benchmarks.harness import Arm, Costs, StepDone, interleave
 from benchmarks.random_dataset import build_dataset
 from benchmarks.rows import Machine, Row, Samples, compare
 from benchmarks.train_arms import OUR_DECODER, Setting, bare, hf_trainer, ours
+from penstock_components.machines.catalogue import peak_tflops
 from penstock_trainer.contract.config import ModelConfig
 from penstock_trainer.model.decoder import Decoder
 from penstock_trainer.observe.flops import flops_per_token
 from penstock_trainer.rank_env import RankEnv
 from penstock_trainer.world import World
 
-PEAK_TFLOPS = 989.0
-"""Dense bf16 of one H100 SXM or H200 (NVIDIA's data sheets, without sparsity)."""
+PEAK_TFLOPS = peak_tflops("NVIDIA_H200_141GB", "bf16")
 _VOCAB_SIZE = 50304
 _STEPS_PER_TURN = 10
 """A turn ends with a wait for the device, which a loop alone would not have; over ten steps it does not count."""
@@ -114,7 +114,7 @@ def _rows(
         for peer in peers
     ]
     yardsticks: list[tuple[str, Samples | None]] = [
-        (f"peak of {PEAK_TFLOPS:.0f} (ratio: MFU)", 0 * tflops + PEAK_TFLOPS),
+        (f"peak of {PEAK_TFLOPS:g} (ratio: MFU)", 0 * tflops + PEAK_TFLOPS),
         ("matmul rate of this run", 2e-12 * _MATMUL**3 * _MATMULS / matmul.step_seconds if matmul else None),
     ]
     return rows + [

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from distributed.tiny_dataset import build_dataset
-from distributed.tiny_run import LOSS_TOLERANCE, tiny_config
+from distributed.tiny_run import LOSS_TOLERANCE, events_by_scenario, tiny_config
 from penstock_trainer.contract.checkpoint import Best, Manifest, manifest_uri
 from penstock_trainer.contract.config import (
     CheckpointConfig,
@@ -27,7 +27,6 @@ from penstock_trainer.contract.events import (
     EvaluationEvent,
     StepEvent,
     measurements_from_jsonl,
-    parse_event,
 )
 from penstock_trainer.contract.export import ExportManifest
 from penstock_trainer.errors import ExportError
@@ -80,15 +79,14 @@ class Runs:
         )
         self._scenarios = []
         assert [rank.returncode for rank in ranks] == [0] * world_size, ranks[0].stderr[-6000:]
-        current = Trained()
-        for line in ranks[0].stdout.splitlines():
-            if line.startswith('{"scenario"'):
-                current = self.found.setdefault(json.loads(line)["scenario"], Trained())
-            elif isinstance(event := parse_event(line), StepEvent):
-                assert event.loss is not None
-                current.losses[event.step] = event.loss
-            elif isinstance(event, EvaluationEvent):
-                current.scores[event.step] = event
+        for name, events in events_by_scenario(ranks[0].stdout).items():
+            trained = self.found.setdefault(name, Trained())
+            for event in events:
+                if isinstance(event, StepEvent):
+                    assert event.loss is not None
+                    trained.losses[event.step] = event.loss
+                elif isinstance(event, EvaluationEvent):
+                    trained.scores[event.step] = event
 
     def uri(self, name: str) -> str:
         return (self.directory / name.replace(" ", "-")).as_uri()

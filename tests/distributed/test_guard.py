@@ -13,6 +13,7 @@ import torch
 
 from distributed import poisonable
 from distributed.tiny_run import LOSS_TOLERANCE, losses_by_scenario, tiny_engine
+from numerics.plain_torch import train_plainly
 from penstock_trainer.contract.config import (
     CheckpointConfig,
     DataConfig,
@@ -27,7 +28,6 @@ from penstock_trainer.data.order import sample_order
 from penstock_trainer.data.user_dataset import UserDataset, UserSamples
 from penstock_trainer.model.build import build_model
 from penstock_trainer.model.objective import Objective
-from penstock_trainer.optim import learning_rate
 from penstock_trainer.testing import run_ranks
 
 STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp-full", "fsdp-hybrid", "zero1", "zero2", "zero3")
@@ -58,35 +58,18 @@ def config(root: str, strategy: Strategy, guard: GuardConfig, *, weakness: float
 def plain_losses(
     config: JobConfig, batches: Sequence[int], *, left_out: int | None = None
 ) -> dict[int, float]:
-    """Steps over these global batches in plain torch; the update of one of them may be left out."""
+    """By step, over these global batches; the update of one step may be left out."""
     dataset = UserDataset(config.data, "train")
     samples = UserSamples(dataset, global_batch=config.global_batch, seed=config.seed)
-    model = build_model(config.model, vocab_size=None, seed=config.seed)
-    objective, optim = Objective(model), config.optim
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [weight for weight in model.parameters() if weight.ndim > 1]},
-            {"params": [weight for weight in model.parameters() if weight.ndim < 2], "weight_decay": 0.0},
-        ],
-        betas=(optim.beta1, optim.beta2),
-        eps=optim.eps,
-        weight_decay=optim.weight_decay,
-        foreach=False,
-    )
     plan = BatchPlan(per_rank=BATCH, micro_batch=BATCH, accumulation=1)
-    losses = {}
-    for step, batch in enumerate(batches):
-        local = samples.step(batch * BATCH, plan)
-        optimizer.zero_grad()
-        loss = objective(local.batches[0]) / local.num_targets
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), optim.clip_norm)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(optim, step, config.steps, global_batch=BATCH)
-        if step + 1 != left_out:
-            optimizer.step()
-        losses[step + 1] = loss.item()
-    return losses
+    losses = train_plainly(
+        Objective(build_model(config.model, vocab_size=None, seed=config.seed)),
+        config,
+        lambda step: samples.step(batches[step] * BATCH, plan).batches[0],
+        steps=len(batches),
+        left_out=None if left_out is None else left_out - 1,
+    )
+    return dict(enumerate(losses, start=1))
 
 
 class Runs:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 
 from distributed import normalised
-from distributed.tiny_run import tiny_engine
+from distributed.tiny_run import events_by_scenario, tiny_engine
 from penstock_trainer.contract.config import (
     CheckpointConfig,
     DataConfig,
@@ -21,7 +20,8 @@ from penstock_trainer.contract.config import (
     OptimConfig,
     Strategy,
 )
-from penstock_trainer.contract.events import EvaluationEvent, parse_event
+from penstock_trainer.contract.events import EvaluationEvent
+from penstock_trainer.export import read_export
 from penstock_trainer.testing import run_ranks
 
 STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp-full", "zero1", "zero3")
@@ -62,17 +62,13 @@ class Runs:
             "distributed.training_ranks", [json.dumps(scenarios)], world_size=2, timeout_seconds=200.0
         )
         assert [rank.returncode for rank in ranks] == [0, 0], ranks[0].stderr[-4000:]
-        self.held_out: dict[str, dict[int, float]] = {}
-        losses: dict[int, float] = {}
-        for line in ranks[0].stdout.splitlines():
-            if line.startswith('{"scenario"'):
-                losses = self.held_out.setdefault(json.loads(line)["scenario"], {})
-            elif isinstance(event := parse_event(line), EvaluationEvent):
-                losses[event.step] = event.loss
+        self.held_out = {
+            name: {event.step: event.loss for event in events if isinstance(event, EvaluationEvent)}
+            for name, events in events_by_scenario(ranks[0].stdout).items()
+        }
 
-    def exported(self, run: str) -> dict[str, torch.Tensor]:
-        path = self.directory / run.replace(" ", "-") / "export" / "model.safetensors"
-        return safetensors.torch.load_file(path)
+    def export_uri(self, run: str) -> str:
+        return (self.directory / run.replace(" ", "-") / "export").as_uri()
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +85,7 @@ def test_a_resumed_run_scores_as_the_uninterrupted_one(runs: Runs, strategy: Str
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_export_has_the_statistics_with_which_it_was_scored(runs: Runs, strategy: Strategy) -> None:
-    model = normalised.model()
-    model.load_state_dict(runs.exported(f"{strategy} whole"))
+    model = read_export(runs.export_uri(f"{strategy} whole")).model
     data = [normalised.samples(split="evaluation")[index] for index in range(64)]
     with torch.no_grad():
         logits = model.eval()(torch.stack([torch.as_tensor(sample["features"]) for sample in data]))

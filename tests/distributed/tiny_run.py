@@ -19,7 +19,7 @@ from penstock_trainer.contract.config import (
     Strategy,
 )
 from penstock_trainer.contract.dataset import DatasetManifest
-from penstock_trainer.contract.events import StepEvent, parse_event
+from penstock_trainer.contract.events import Event, StepEvent, parse_event
 from penstock_trainer.data.shards import read_manifest
 from penstock_trainer.data.token_windows import TokenWindows
 from penstock_trainer.model.objective import Batch
@@ -90,11 +90,23 @@ def step_events(stdout: str) -> list[StepEvent]:
 
 def losses_by_scenario(stdout: str) -> dict[str, dict[int, float]]:
     """Loss by step of each scenario of training_ranks.py."""
-    found: dict[str, dict[int, float]] = {}
-    steps: dict[int, float] = {}
+    return {
+        name: {
+            event.step: math.nan if event.loss is None else event.loss
+            for event in events
+            if isinstance(event, StepEvent)
+        }
+        for name, events in events_by_scenario(stdout).items()
+    }
+
+
+def events_by_scenario(stdout: str) -> dict[str, list[Event]]:
+    """What rank 0 has told in each scenario of training_ranks.py; of one that ran twice, after what it had told before."""
+    found: dict[str, list[Event]] = {}
+    current: list[Event] = []
     for line in stdout.splitlines():
         if line.startswith('{"scenario"'):
-            steps = found.setdefault(json.loads(line)["scenario"], {})
-        elif isinstance(event := parse_event(line), StepEvent):
-            steps[event.step] = math.nan if event.loss is None else event.loss
+            current = found.setdefault(json.loads(line)["scenario"], [])
+        elif (event := parse_event(line)) is not None:
+            current.append(event)
     return found

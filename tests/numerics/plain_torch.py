@@ -15,12 +15,23 @@ from penstock_trainer.optim import learning_rate
 def plain_losses(
     config: JobConfig, vocab_size: int, batch_of: Callable[[int], Batch], *, steps: int
 ) -> list[float]:
-    """Loss of each step on whole global batches, with torch's unfused AdamW and its own clipping."""
+    """Loss of each step of the built-in decoder on whole global batches."""
     model = Decoder(config.model, vocab_size)
     model.initialize(config.seed)
-    objective = Objective(model)
-    decayed = [weight for weight in model.parameters() if weight.ndim >= 2]
-    others = [weight for weight in model.parameters() if weight.ndim < 2]
+    return train_plainly(Objective(model), config, batch_of, steps=steps)
+
+
+def train_plainly(
+    objective: Objective,
+    config: JobConfig,
+    batch_of: Callable[[int], Batch],
+    *,
+    steps: int,
+    left_out: int | None = None,
+) -> list[float]:
+    """Loss of each step, with torch's unfused AdamW and its own clipping; the update of step `left_out` is not done."""
+    decayed = [weight for weight in objective.parameters() if weight.ndim >= 2]
+    others = [weight for weight in objective.parameters() if weight.ndim < 2]
     optim = config.optim
     optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": optim.weight_decay}, {"params": others, "weight_decay": 0.0}],
@@ -34,9 +45,10 @@ def plain_losses(
         loss = objective(batch) / batch["labels"].numel()
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), optim.clip_norm)
+        torch.nn.utils.clip_grad_norm_(objective.parameters(), optim.clip_norm)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(optim, step, config.steps, global_batch=config.global_batch)
-        optimizer.step()
+        if step != left_out:
+            optimizer.step()
         losses.append(loss.item())
     return losses

@@ -25,6 +25,7 @@ from penstock_trainer.contract.dataset import TOKENIZER_NAME, DatasetManifest
 from penstock_trainer.contract.export import MANIFEST_NAME, METRICS_NAME, ExportManifest
 from penstock_trainer.data.held_out import read_tokenizer
 from penstock_trainer.errors import ExportError, ModelError
+from penstock_trainer.model.buffers import persistent_buffers
 from penstock_trainer.model.build import build_model
 from penstock_trainer.model.decoder import Decoder
 from penstock_trainer.model.hugging_face import WEIGHTS_NAME, hf_config, hf_name
@@ -155,7 +156,8 @@ def _model(directory: Path, manifest: ExportManifest, export_uri: str) -> nn.Mod
             raise ModelError(str(exc).replace(str(directory), export_uri)) from exc
     model = build_model(ModelConfig(source=source, options=trained["options"]), vocab_size=None, seed=0)
     weights = safetensors.torch.load_file(directory / WEIGHTS_NAME)
-    expected = {name: weight.shape for name, weight in model.named_parameters()}
+    state = {**dict(model.named_parameters()), **persistent_buffers(model)}
+    expected = {name: weight.shape for name, weight in state.items()}
     found = {name: weight.shape for name, weight in weights.items()}
     if other := dict(expected.items() ^ found.items()):
         raise ModelError(

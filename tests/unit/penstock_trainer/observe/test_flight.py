@@ -90,8 +90,8 @@ def test_a_record_that_cannot_be_left_hides_no_error(
         dist.barrier()
         record = FlightRecord(root_uri=root_uri, attempt="a", rank=0, world_size=1, store=None)
         record.leave("lost")
-    # gloo may count a barrier as done a moment after it has returned.
-    assert re.search(r"rank 0 (was last|waits) in barrier #", caplog.text)
+    # Which collective is not said: the recorder is the process's, and holds the groups of earlier tests too.
+    assert re.search(r"rank 0 (was last|waits) in \w+ #\d+", caplog.text)
     assert "rank 0 could not leave its last collectives" in caplog.text
 
 
