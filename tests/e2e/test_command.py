@@ -29,12 +29,27 @@ def processes_of(state: Path) -> list[psutil.Process]:
     return [process for process in psutil.process_iter() if mentions(process, str(state))]
 
 
+AS_A_TERMINAL = "--default-signal=INT,HUP"
+IN_THE_BACKGROUND = "--ignore-signal=INT,HUP"
+"""As a script's `nohup ... &` starts it; ignored signals are inherited."""
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """`penstock run` in a process group of its own, as a terminal starts it."""
+def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
+    """`penstock run` in a process group of its own, as a terminal starts it or as the parameter says."""
+    started = ["env", getattr(request, "param", AS_A_TERMINAL)]
     corpus = ROOT / "pipelines" / "examples" / "stdlib_corpus.py"
     process = subprocess.Popen(
-        [*PENSTOCK, "run", "tiny-fsdp", "--state", str(tmp_path / "state"), "--prepare", str(corpus)],
+        [
+            *started,
+            *PENSTOCK,
+            "run",
+            "tiny-fsdp",
+            "--state",
+            str(tmp_path / "state"),
+            "--prepare",
+            str(corpus),
+        ],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -64,6 +79,7 @@ def test_an_interrupt_at_any_moment_leaves_no_process_behind(
     assert processes_of(tmp_path / "state") == []
 
 
+@pytest.mark.parametrize("run", [AS_A_TERMINAL, IN_THE_BACKGROUND], indirect=True)
 def test_a_command_that_is_terminated_leaves_no_process_behind(
     run: subprocess.Popen[str], tmp_path: Path
 ) -> None:
