@@ -10,7 +10,7 @@ RUN_ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-full test-faults check fix compile clean
+.PHONY: help install run test test-full test-faults check fix compile golden clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -53,7 +53,10 @@ fix: $(STAMP) ## Format and apply the linter's safe fixes
 compile: $(STAMP) ## Compile RECIPE to build/RECIPE.yaml and print its SHA-256
 	$(BIN)/penstock compile $(RECIPE)
 
-bench-%: $(STAMP) ## Run tests/benchmarks/bench_<name>.py (train): peers and us in one run, as ratios
+golden: $(STAMP) ## Write tests/golden anew; read the diff before you commit it
+	PYTHONPATH=tests $(BIN)/python -m golden.regenerate
+
+bench-%: $(STAMP) ## Run tests/benchmarks/bench_<name>.py (train, compile): peers and us in one run, as ratios
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.bench_$*
 

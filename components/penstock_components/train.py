@@ -2,15 +2,17 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, overload
 
 from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 from kfp import dsl
 
-from penstock_components.jobs.pools import Container, JobSpecError, Machine
-from penstock_components.jobs.reduction_server import ReductionServer
-from penstock_components.jobs.spec import Scheduling, TrainingJob
+from penstock_components.jobs.findings import JobSpecError
+from penstock_components.jobs.gcpc import to_gcpc
+from penstock_components.jobs.messages import ContainerSpec, EnvVar
+from penstock_components.jobs.resources import Resources
+from penstock_components.jobs.rules.context import Context
 from penstock_components.machines.catalogue import peak_tflops
 from penstock_trainer.contract.config import JobConfig, compile_time_json
 
@@ -19,27 +21,6 @@ TRAIN_DIRECTORY = f"{dsl.PIPELINE_ROOT_PLACEHOLDER}/{dsl.PIPELINE_JOB_NAME_PLACE
 
 _SHELL = re.compile(r"[\s|&;<>$`]")
 _OPTION = re.compile(r"[A-Za-z0-9][\w.-]*")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Resources:
-    """The machines that a recipe trains on."""
-
-    machine: Machine
-    num_nodes: int
-    reduction_server: ReductionServer | None = None
-    scheduling: Scheduling = field(default_factory=Scheduling)
-
-    def job(self, *, image: str, args: tuple[str, ...], location: str) -> TrainingJob:
-        """The job that runs the trainer on these machines."""
-        return TrainingJob(
-            machine=self.machine,
-            num_nodes=self.num_nodes,
-            container=Container(image_uri=image, command=("python", "-m", "penstock_trainer"), args=args),
-            location=location,
-            reduction_server=self.reduction_server,
-            scheduling=self.scheduling,
-        )
 
 
 @overload
@@ -51,6 +32,7 @@ def train(
     image: str,
     location: str,
     display_name: str,
+    env: Mapping[str, Any] | None = None,
     service_account: Any = "",
 ) -> dsl.PipelineTask: ...
 
@@ -67,6 +49,7 @@ def train(
     checkpoint_dir: str = "",
     max_restarts: int | None = None,
     processes_per_node: int | None = None,
+    env: Mapping[str, Any] | None = None,
     service_account: Any = "",
 ) -> dsl.PipelineTask: ...
 
@@ -83,6 +66,7 @@ def train(
     checkpoint_dir: str = "",
     max_restarts: int | None = None,
     processes_per_node: int | None = None,
+    env: Mapping[str, Any] | None = None,
     service_account: Any = "",
 ) -> dsl.PipelineTask:
     """The task that trains, for use inside a pipeline function: with our trainer, or with anybody's command.
@@ -97,6 +81,9 @@ def train(
     `checkpoint_dir` is kept under TRAIN_DIRECTORY and restored. `max_restarts` and `processes_per_node` are the
     launcher's, with its defaults. Raises JobSpecError for a command that would not start as meant, and when both or
     neither are given.
+
+    `env` maps names of environment variables to values. It and `service_account` take pipeline parameters; a
+    service_account that is given here wins over that of `resources`. Raises JobSpecError with every fault of the job.
     """
     runtime = runtime or {}
     if (config is None) == (command is None):
@@ -108,20 +95,33 @@ def train(
     if command is not None:
         args = _command_args(command, options, runtime)
     elif config is not None:
-        args = _config_args(_with_peak(config, resources.machine), options, runtime)
-    job = resources.job(image=image, args=args, location=location)
-    return CustomTrainingJobOp(
+        args = _config_args(_with_peak(config, resources), options, runtime)
+    container = ContainerSpec(
+        image_uri=image,
+        command=("python", "-m", "penstock_trainer"),
+        args=args,
+        env=tuple(EnvVar(name=name, value=str(value)) for name, value in sorted((env or {}).items())),
+    )
+    job = resources.custom_job(
+        container,
         display_name=display_name,
         base_output_directory=TRAIN_DIRECTORY,
-        service_account=service_account,
-        **job.to_gcpc(),
-    ).set_caching_options(False)
+        context=Context(
+            location=location,
+            strategy=config.engine.strategy if config is not None else "",
+            through_gcpc=True,
+        ),
+    )
+    given = (
+        {"service_account": service_account} if service_account is not None and service_account != "" else {}
+    )
+    return CustomTrainingJobOp(**(to_gcpc(job) | given)).set_caching_options(False)
 
 
-def _with_peak(config: JobConfig, machine: Machine) -> JobConfig:
+def _with_peak(config: JobConfig, resources: Resources) -> JobConfig:
     if config.observe.peak_tflops:
         return config
-    peak = peak_tflops(machine.accelerator_type, config.engine.precision)
+    peak = peak_tflops(resources.topology.machine.accelerator_type, config.engine.precision)
     return replace(config, observe=replace(config.observe, peak_tflops=peak))
 
 

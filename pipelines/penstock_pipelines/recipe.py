@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock_components.train import Resources
+from penstock_components.jobs.resources import Resources
 from penstock_trainer.contract.config import JobConfig
 
 

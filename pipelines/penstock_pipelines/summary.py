@@ -9,9 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from penstock_components.jobs.pools import JobSpecError, Machine
-from penstock_components.jobs.reduction_server import POOL_INDEX, ReductionServer, advice
-from penstock_components.machines.catalogue import MachineError
+from penstock_components.jobs.messages import CustomJob, CustomJobSpec
+from penstock_components.jobs.program import strategy_of
+from penstock_components.jobs.reader import read
+from penstock_components.jobs.reducer_sizing import POOL_INDEX, sizing
+from penstock_components.jobs.reduction_server import advice
 from penstock_pipelines.follow import Follower, failed_replica
 from penstock_trainer.storage import StorageError, storage_for
 
@@ -74,31 +76,27 @@ def _verdict(outputs: dict[str, Any]) -> str:
 
 def _reducers(follower: Follower, custom_job: Any) -> Iterator[tuple[str, str]]:
     """What the Reduction Server pool would bring at this size, and what its first replica says of itself."""
-    pools = custom_job.job_spec.worker_pool_specs
-    if len(pools) <= POOL_INDEX:
+    told = type(custom_job).to_dict(custom_job, always_print_fields_with_no_presence=False)
+    spec = read(CustomJob, told, case="snake").message.job_spec or CustomJobSpec()
+    if len(spec.worker_pool_specs) <= POOL_INDEX:
         return
-    yield "reducers", _reducer_advice(pools)
+    yield "reducers", _reducer_advice(spec)
     first_replica = f"workerpool{POOL_INDEX}-0"
     said = [line.text for line in follower.replica_lines(custom_job) if line.replica == first_replica]
     if said:
         yield "", f"{first_replica} says: {said[0]}"
 
 
-def _reducer_advice(pools: Any) -> str:
-    node, reducers = pools[0].machine_spec, pools[POOL_INDEX]
-    try:
-        machine = Machine(
-            machine_type=node.machine_type,
-            accelerator_type=node.accelerator_type.name if node.accelerator_count else "",
-            accelerator_count=node.accelerator_count,
-        )
-        server = ReductionServer(
-            replica_count=reducers.replica_count, machine_type=reducers.machine_spec.machine_type
-        )
-        num_nodes = sum(pool.replica_count for pool in pools[:POOL_INDEX])
-        return advice(server, machine=machine, num_nodes=num_nodes)
-    except (JobSpecError, MachineError) as exc:  # machines newer than the catalogue
-        return f"what they bring is not known: {exc}"
+def _reducer_advice(spec: CustomJobSpec) -> str:
+    sized = sizing(spec.worker_pool_specs)
+    told = [sized.told] if sized else []
+    found = advice(
+        spec.worker_pool_specs,
+        strategy=strategy_of(spec),
+        scheduling_strategy=spec.scheduling.strategy if spec.scheduling else "",
+        location="",
+    )
+    return "; ".join(finding.reason.rstrip(".") for finding in found) or "; ".join(told)
 
 
 def _fetch_report(uri: str, path: Path) -> str:

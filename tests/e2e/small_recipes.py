@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from penstock_components.jobs.pools import Machine
+from penstock_components.jobs.messages import MachineSpec
 from penstock_components.jobs.reduction_server import ReductionServer
-from penstock_components.train import Resources
+from penstock_components.jobs.resources import Resources
 from penstock_pipelines.compile import compile_recipe
 from penstock_pipelines.recipe import Recipe
 from penstock_pipelines.settings import Settings, load_settings
@@ -26,7 +26,7 @@ INTERVAL = 8
 
 
 def small(strategy: Strategy, *, reducers: bool) -> Recipe:
-    node = Machine(machine_type="g2-standard-12", accelerator_type="NVIDIA_L4", accelerator_count=1)
+    node = MachineSpec(machine_type="g2-standard-12", accelerator_type="NVIDIA_L4", accelerator_count=1)
     server = ReductionServer(replica_count=2) if reducers else None
     return Recipe(
         name=f"small-{strategy}",

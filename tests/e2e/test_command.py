@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from compiled import ROOT, compiled
+
 PENSTOCK = [sys.executable, "-m", "penstock_pipelines.cli", "--settings", str(ROOT / "penstock.toml")]
 
 
@@ -93,11 +94,11 @@ def test_a_command_that_is_terminated_leaves_no_process_behind(
 
 def test_a_schedule_is_made_and_told(tmp_path: Path) -> None:
     state = ["--state", str(tmp_path / "state")]
-    compiled = str(ROOT / "tests" / "golden" / "tiny-fsdp.yaml")
+    pipeline = str(compiled("tiny-fsdp"))
     subprocess.run([*PENSTOCK, "local", "up", *state], capture_output=True, check=True)
     try:
         made = subprocess.run(
-            [*PENSTOCK, "schedule", "create", compiled, "--cron", "TZ=Europe/Berlin 0 3 * * 1", *state],
+            [*PENSTOCK, "schedule", "create", pipeline, "--cron", "TZ=Europe/Berlin 0 3 * * 1", *state],
             capture_output=True, text=True,
         )  # fmt: skip
         assert made.returncode == 0, made.stderr

@@ -8,8 +8,9 @@ import pytest
 from kfp import compiler, dsl
 
 from contract.vertex.stand_in import BUCKET, IMAGE, Rest, StandIn, start
-from penstock_components.jobs.pools import Machine
-from penstock_components.train import Resources, train
+from penstock_components.jobs.messages import MachineSpec
+from penstock_components.jobs.resources import Resources
+from penstock_components.train import train
 
 SCRIPT = """
 import os, signal, sys, torch
@@ -42,7 +43,7 @@ def scripted(note: str) -> None:
     train(
         command=["python", "-c", SCRIPT, "--fixed=1"],
         runtime={"note": note},
-        resources=Resources(machine=Machine(machine_type="n1-highcpu-16"), num_nodes=2),
+        resources=Resources(machine=MachineSpec(machine_type="n1-highcpu-16"), num_nodes=2),
         image=IMAGE,
         location="us-central1",
         display_name="train-scripted",

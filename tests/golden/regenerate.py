@@ -1,14 +1,15 @@
-"""Write the golden files anew: `python tests/golden/regenerate.py`, then read the diff."""
+"""Write the golden files anew: `make golden`, then read the diff."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from test_compiled_pipelines import GOLDEN, RECIPES, ROOT, compile_in
+from golden.normal_form import GOLDEN, documents, written
 
 if __name__ == "__main__":
-    for recipe in RECIPES:
-        compile_in(ROOT, recipe, GOLDEN / f"{recipe}.yaml", hash_seed="0")
+    kept = documents()
+    for path in [*GOLDEN.glob("*.yaml"), *GOLDEN.glob("jobs/*.yaml")]:
+        if str(path.relative_to(GOLDEN)) not in kept:
+            path.unlink()
+    for name, document in kept.items():
+        path = GOLDEN / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(written(document))

@@ -365,13 +365,13 @@ def _snake(key: str) -> str:
 
 
 def _told(value: object) -> str:
-    names = {dict: "a mapping", list: "a list", type(None): "nothing"}
-    for kind, name in names.items():
-        if isinstance(value, kind):
-            return name
-    kinds = {bool: "", int: "the number ", float: "the number ", str: "the text "}
-    text = repr(value) if len(repr(value)) < 60 else f"{repr(value)[:57]}..."
-    return f"{kinds.get(type(value), '')}{str(value).lower() if isinstance(value, bool) else text}"
+    """What stands there, for people."""
+    if isinstance(value, (Mapping, list)):
+        return "a mapping" if isinstance(value, Mapping) else "a list"
+    if value is None or isinstance(value, bool):
+        return {None: "nothing", True: "true", False: "false"}[value]
+    kind = "the number" if isinstance(value, (int, float)) else "the text"
+    return f"{kind} {value!r}" if len(repr(value)) < 60 else f"{kind} {repr(value)[:57]}..."
 
 
 def _message_fix(kind: type[Message], case: Case) -> str:

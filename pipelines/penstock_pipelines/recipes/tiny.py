@@ -6,9 +6,8 @@ not tried.
 
 from __future__ import annotations
 
-from penstock_components.jobs.pools import Machine
 from penstock_components.jobs.reduction_server import ReductionServer
-from penstock_components.train import Resources
+from penstock_components.jobs.resources import Resources
 from penstock_pipelines.recipe import Recipe
 from penstock_trainer.contract.config import (
     CheckpointConfig,
@@ -21,7 +20,8 @@ from penstock_trainer.contract.config import (
     Strategy,
 )
 
-_NODE = Machine(machine_type="g2-standard-12", accelerator_type="NVIDIA_L4", accelerator_count=1)
+_NODE = "g2-standard-12"
+"""One NVIDIA L4."""
 
 
 def tiny_zero2() -> Recipe:

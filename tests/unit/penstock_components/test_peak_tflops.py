@@ -8,16 +8,17 @@ import pytest
 from google.protobuf import json_format
 from kfp import dsl
 
-from penstock_components.jobs.pools import Machine
+from penstock_components.jobs.messages import MachineSpec
+from penstock_components.jobs.resources import Resources
 from penstock_components.machines.catalogue import peak_tflops
-from penstock_components.train import Resources, train
+from penstock_components.train import train
 from penstock_trainer.contract.config import EngineConfig, JobConfig, ObserveConfig
 
-H200 = Machine(machine_type="a3-ultragpu-8g", accelerator_type="NVIDIA_H200_141GB", accelerator_count=8)
+H200 = MachineSpec(machine_type="a3-ultragpu-8g", accelerator_type="NVIDIA_H200_141GB", accelerator_count=8)
 IN_BF16 = JobConfig(engine=EngineConfig(precision="bf16"))
 
 
-def compiled_peak(config: JobConfig, machine: Machine) -> float:
+def compiled_peak(config: JobConfig, machine: MachineSpec) -> float:
     @dsl.pipeline(name="trained")
     def trained() -> None:
         train(
@@ -46,9 +47,9 @@ def test_a_peak_that_the_author_gave_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "machine"), [(JobConfig(), H200), (IN_BF16, Machine(machine_type="n2-standard-8"))]
+    ("config", "machine"), [(JobConfig(), H200), (IN_BF16, MachineSpec(machine_type="n2-standard-8"))]
 )
-def test_where_no_peak_is_known_no_utilisation_is_claimed(config: JobConfig, machine: Machine) -> None:
+def test_where_no_peak_is_known_no_utilisation_is_claimed(config: JobConfig, machine: MachineSpec) -> None:
     assert compiled_peak(config, machine) == 0
 
 

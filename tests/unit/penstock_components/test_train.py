@@ -6,11 +6,13 @@ import pytest
 from google.protobuf import json_format
 from kfp import dsl
 
-from penstock_components.jobs.pools import JobSpecError, Machine
-from penstock_components.train import Resources, train
+from penstock_components.jobs.findings import JobSpecError
+from penstock_components.jobs.messages import MachineSpec
+from penstock_components.jobs.resources import Resources
+from penstock_components.train import train
 from penstock_trainer.contract.config import JobConfig
 
-RESOURCES = Resources(machine=Machine(machine_type="n2-standard-8"), num_nodes=3)
+RESOURCES = Resources(machine=MachineSpec(machine_type="n2-standard-8"), num_nodes=3)
 PLACE: dict[str, Any] = {
     "resources": RESOURCES,
     "image": "europe-docker.pkg.dev/p/r/trainer:1",
@@ -59,7 +61,6 @@ def test_a_command_runs_through_the_launcher_on_every_node() -> None:
     }
     pool = {
         "machine_spec": {"machine_type": "n2-standard-8"},
-        "disk_spec": {"boot_disk_type": "pd-ssd", "boot_disk_size_gb": 100.0},
         "container_spec": container,
     }
     told = inputs_of(task)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from compiled import ROOT, compiled
 from penstock_pipelines.errors import InputError
 from penstock_pipelines.images import ImageError, Images
 from penstock_pipelines.parameters import PipelineParameters
@@ -15,8 +16,6 @@ from penstock_pipelines.recipes import RECIPES, UnknownRecipeError, find_recipe
 from penstock_pipelines.settings import load_settings
 from penstock_trainer.contract.fields import ContractError
 
-ROOT = Path(__file__).parents[3]
-GOLDEN = ROOT / "tests" / "golden" / "tiny-zero2.yaml"
 SETTINGS = """
 project = "p"
 location = "us-central1"
@@ -59,7 +58,7 @@ def test_a_missing_settings_file_is_named(tmp_path: Path) -> None:
 
 
 def test_parameters_take_the_types_that_the_pipeline_declares() -> None:
-    values = PipelineParameters(GOLDEN).values(
+    values = PipelineParameters(compiled("tiny-zero2")).values(
         ["steps=40", "learning_rate=0.01", "source_uri=gs://b/a=b c", "seed=7"],
         {"source_uri": "gs://x/", "seed": 3},
     )
@@ -81,7 +80,7 @@ def test_parameters_take_the_types_that_the_pipeline_declares() -> None:
 )
 def test_a_wrong_parameter_says_what_to_change(given: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        PipelineParameters(GOLDEN).values(given, {})
+        PipelineParameters(compiled("tiny-zero2")).values(given, {})
 
 
 @pytest.mark.parametrize(
@@ -93,7 +92,7 @@ def test_a_wrong_parameter_says_what_to_change(given: list[str], message: str) -
 )
 def test_defaults_of_the_settings_are_checked_alike(defaults: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        PipelineParameters(GOLDEN).values(["source_uri=gs://x/"], defaults)
+        PipelineParameters(compiled("tiny-zero2")).values(["source_uri=gs://x/"], defaults)
 
 
 def test_a_file_that_is_no_compiled_pipeline_is_refused() -> None:
@@ -102,7 +101,7 @@ def test_a_file_that_is_no_compiled_pipeline_is_refused() -> None:
 
 
 def test_every_parameter_of_the_console_form_has_a_description_and_a_default_or_is_required() -> None:
-    definitions = yaml.safe_load(GOLDEN.read_text())["root"]["inputDefinitions"]["parameters"]
+    definitions = yaml.safe_load(compiled("tiny-zero2").read_text())["root"]["inputDefinitions"]["parameters"]
     for name, definition in definitions.items():
         assert definition.get("description"), name
         assert definition.get("isOptional", False) == ("defaultValue" in definition), name

@@ -67,6 +67,20 @@ def test_cluster_spec_has_the_shape_of_real_dumps() -> None:
     }
 
 
+def test_a_python_package_is_told_by_its_module_and_uris() -> None:
+    task = {
+        "executor_image_uri": "image", "package_uris": ["gs://b/a.tar.gz"], "python_module": "train",
+        "args": ["--lr=1"], "env": [{"name": "A", "value": "1"}],
+    }  # fmt: skip
+    job = CustomJobSpec(worker_pool_specs=[{"replica_count": 1, "python_package_spec": task}])
+    [replica] = replicas_of(job)
+    assert (replica.image, replica.command, replica.args) == ("image", (), ("--lr=1",))
+    assert (replica.python_module, replica.package_uris) == ("train", ("gs://b/a.tar.gz",))
+    assert replica.env == (("A", "1"),)
+    told = json.loads(environments(job)["workerpool0-0"]["CLUSTER_SPEC"])["job"]
+    assert told == '{"python_module": "train", "package_uris": ["gs://b/a.tar.gz"], "job_args": ["--lr=1"]}'
+
+
 def test_empty_pools_are_absent_from_the_cluster() -> None:
     told = json.loads(environments(spec(1, 0, 1))["workerpool2-0"]["CLUSTER_SPEC"])
     assert list(told["cluster"]) == ["workerpool0", "workerpool2"]
@@ -107,6 +121,7 @@ def test_tf_config_is_for_distributed_jobs_only_and_knows_no_evaluator() -> None
     for name, role in roles.items():
         told_role = json.loads(told[name]["TF_CONFIG"])
         assert told_role["cluster"] == cluster
+        assert told_role["job"]["workerPoolSpecs"][3]["containerSpec"]["imageUri"] == "image3"
         assert told_role["task"] == {"type": role, "index": 0}
 
 

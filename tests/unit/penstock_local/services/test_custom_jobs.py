@@ -20,6 +20,7 @@ from penstock_local.logs import LogStore
 from penstock_local.services.custom_jobs import FINAL_STATES, MOVES, JobRuntime, JobService, JobValidator
 from penstock_local.services.names import Place
 from penstock_local.services.resources import ResourceStore
+from penstock_local.storage import ObjectStore
 
 PARENT = "projects/demo/locations/us-central1"
 SDK = CallContext(user_agent="gl-python/3.11 model-builder/1.165.1")
@@ -36,7 +37,7 @@ def store(tmp_path: Path) -> Iterator[ResourceStore]:
 
 @pytest.fixture
 def make(store: ResourceStore, tmp_path: Path) -> Iterator[Callable[..., JobService]]:
-    logs = LogStore(tmp_path / "logs")
+    logs, objects = LogStore(tmp_path / "logs"), ObjectStore(tmp_path / "objects")
     made: list[JobService] = []
 
     def service(validator: JobValidator | None = None) -> JobService:
@@ -45,6 +46,7 @@ def make(store: ResourceStore, tmp_path: Path) -> Iterator[Callable[..., JobServ
             images=ImageMap({"python": image}),
             logs=logs,
             record=ProcessRecord(tmp_path / "processes"),
+            objects=objects,
             client_environment={"TOLD": "by the client's environment"},
             work_dir=tmp_path / "work",
             validator=validator,
@@ -56,6 +58,7 @@ def make(store: ResourceStore, tmp_path: Path) -> Iterator[Callable[..., JobServ
     for one in made:
         one.shut_down()
     logs.close()
+    objects.close()
 
 
 def create(service: JobService, *codes: str, accelerators: int = 0, **scheduling: Any) -> CustomJob:

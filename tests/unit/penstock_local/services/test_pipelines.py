@@ -61,6 +61,7 @@ class Bench:
             images=ImageMap({"python": LocalImage(repository="python", python=Path(sys.executable))}),
             logs=self.logs,
             record=ProcessRecord(directory / "processes"),
+            objects=self.objects,
             client_environment={},
             work_dir=directory / "work",
         )

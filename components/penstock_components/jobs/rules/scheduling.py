@@ -1,0 +1,193 @@
+"""When a job's machines are had, how long it runs, and what happens when one of them fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+
+from penstock_components.jobs.findings import Finding
+from penstock_components.jobs.messages import CustomJobSpec, MachineSpec, Scheduling, WorkerPoolSpec
+from penstock_components.jobs.rules.contents import (
+    SERVERS,
+    filled_pools,
+    is_placeholder,
+    is_reduction_server,
+    num_nodes,
+    on_persistent_resource,
+)
+from penstock_components.jobs.rules.context import Context
+from penstock_components.machines.catalogue import FLEX_START_ACCELERATORS, implied_accelerator
+
+LONGEST_TIMEOUT = timedelta(days=7)
+_GCPC_MAX_WAIT = timedelta(days=1)
+"""Default of CustomTrainingJobOp, which drops it unless the strategy is FLEX_START."""
+_REPLACED = {"ON_DEMAND": "STANDARD", "LOW_COST": "SPOT"}
+
+
+def check(spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
+    """Strategy, durations and restarts, and what they exclude."""
+    scheduling = spec.scheduling or Scheduling()
+    yield from _strategy(spec, scheduling)
+    yield from _timeout(scheduling)
+    yield from _max_wait(scheduling, context)
+    if scheduling.strategy == "FLEX_START":
+        yield from _flex_start(spec)
+    yield from _restarts(spec, scheduling, context)
+
+
+def _strategy(spec: CustomJobSpec, scheduling: Scheduling) -> Iterator[Finding]:
+    if scheduling.strategy in _REPLACED:
+        yield Finding(
+            path="scheduling.strategy",
+            rule="strategy-deprecated",
+            reason=f"{scheduling.strategy} is deprecated.",
+            fix=f"Write {_REPLACED[scheduling.strategy]}.",
+            severity="warning",
+        )
+    if scheduling.strategy == "SPOT" and on_persistent_resource(spec):
+        yield Finding(
+            path="scheduling.strategy",
+            rule="spot-persistent-resource",
+            reason="the machines of a persistent resource are held already; what SPOT means there is not documented.",
+            fix="Leave the strategy out, or the persistent resource.",
+            severity="warning",
+        )
+
+
+def _timeout(scheduling: Scheduling) -> Iterator[Finding]:
+    timeout = scheduling.timeout
+    if timeout is None or timedelta(0) < timeout <= LONGEST_TIMEOUT:
+        return
+    if timeout > LONGEST_TIMEOUT:
+        reason = f"{_told(timeout)} is longer than a job may run, 7 days."
+        fix = 'Write "604800s"; let a longer run resume from its checkpoint in another job.'
+    else:
+        reason, fix = f"{_told(timeout)} is no running time.", 'Write seconds, such as "86400s".'
+    yield Finding(path="scheduling.timeout", rule="timeout", reason=reason, fix=fix)
+
+
+def _max_wait(scheduling: Scheduling, context: Context) -> Iterator[Finding]:
+    wait = scheduling.max_wait_duration
+    if wait is None or (context.through_gcpc and wait == _GCPC_MAX_WAIT):
+        return
+    if scheduling.strategy != "FLEX_START":
+        yield Finding(
+            path="scheduling.max_wait_duration",
+            rule="max-wait-strategy",
+            reason=f"only FLEX_START waits for machines; the strategy is {scheduling.strategy or 'STANDARD'}.",
+            fix="Remove it, or set scheduling.strategy to FLEX_START.",
+        )
+    elif wait < timedelta(0):
+        yield Finding(
+            path="scheduling.max_wait_duration",
+            rule="max-wait",
+            reason=f"{_told(wait)} is no time to wait.",
+            fix='Write seconds, such as "86400s"; "0s" waits for ever.',
+        )
+
+
+def _flex_start(spec: CustomJobSpec) -> Iterator[Finding]:
+    """One kind of machine, of a GPU that Flex-start has, and no reservation. Reducers are told of by their own rule."""
+    pools = [
+        (path, pool, pool.machine_spec or MachineSpec())
+        for index, path, pool in filled_pools(spec)
+        if not (index == SERVERS and is_reduction_server(pool))
+    ]
+    for path, _, machine in pools:
+        affinity = machine.reservation_affinity
+        if affinity is not None and affinity.reservation_affinity_type not in ("", "NO_RESERVATION"):
+            yield Finding(
+                path=f"{path}.machine_spec.reservation_affinity",
+                rule="flex-start-reservation",
+                reason="FLEX_START takes no machine out of a reservation.",
+                fix="Remove reservation_affinity, or set the strategy to STANDARD.",
+            )
+    if not pools:
+        return
+    first = pools[0][2]
+    for path, _, machine in pools[1:]:
+        if replace(machine, reservation_affinity=None) != replace(first, reservation_affinity=None):
+            yield Finding(
+                path=f"{path}.machine_spec",
+                rule="flex-start-machines",
+                reason=f"FLEX_START wants the same machines in all pools; {_machine(machine)} is not {_machine(first)} of pool 0.",
+                fix="Give every pool the machine_spec of pool 0, or set the strategy to STANDARD or SPOT.",
+            )
+            return
+    yield from _flex_start_accelerator(f"{pools[0][0]}.machine_spec", first)
+
+
+def _flex_start_accelerator(path: str, machine: MachineSpec) -> Iterator[Finding]:
+    implied = implied_accelerator(machine.machine_type)
+    accelerator = machine.accelerator_type or (implied[0] if implied else "")
+    if (
+        not machine.machine_type
+        or is_placeholder(machine.machine_type)
+        or accelerator in FLEX_START_ACCELERATORS
+    ):
+        return
+    yield Finding(
+        path=f"{path}.machine_type",
+        rule="flex-start-accelerator",
+        reason=f"FLEX_START has no {accelerator or 'machines without GPUs'}.",
+        fix=f"Take one of {', '.join(sorted(FLEX_START_ACCELERATORS))}, or set the strategy to STANDARD or SPOT.",
+    )
+
+
+def _restarts(spec: CustomJobSpec, scheduling: Scheduling, context: Context) -> Iterator[Finding]:
+    disables = scheduling.disable_retries and not context.through_gcpc  # the op does not carry it
+    hangs = (
+        "the nodes train as one NCCL group, which a worker that was restarted alone cannot join: the others would wait for it "
+        "until their collectives time out."
+    )
+    if disables and _is_one_group(spec, context):
+        yield Finding(
+            path="scheduling.disable_retries",
+            rule="disable-retries-group",
+            reason=f"disable_retries sets restart_job_on_worker_restart to false, and {hangs}",
+            fix="Remove disable_retries and set restart_job_on_worker_restart to true.",
+        )
+    elif disables and scheduling.restart_job_on_worker_restart:
+        yield Finding(
+            path="scheduling.disable_retries",
+            rule="disable-retries-restart",
+            reason="disable_retries sets restart_job_on_worker_restart to false, whatever is written there.",
+            fix="Keep one of the two.",
+        )
+    elif not scheduling.restart_job_on_worker_restart and _is_one_group(spec, context):
+        yield Finding(
+            path="scheduling.restart_job_on_worker_restart",
+            rule="restart-job",
+            reason=f"it is false, and {hangs}",
+            fix="Set it to true: the whole job starts again, and resumes from its checkpoint.",
+        )
+
+
+def _is_one_group(spec: CustomJobSpec, context: Context) -> bool:
+    """Whether several nodes depend on each other: our trainer, or GPUs on several nodes without parameter servers."""
+    if num_nodes(spec) < 2:
+        return False
+    if context.strategy:
+        return True
+    servers = spec.worker_pool_specs[SERVERS : SERVERS + 1]
+    has_parameter_servers = any(
+        pool != WorkerPoolSpec() and not is_reduction_server(pool) for pool in servers
+    )
+    machines = [pool.machine_spec or MachineSpec() for pool in spec.worker_pool_specs[:SERVERS]]
+    has_gpus = any(
+        machine.accelerator_type.startswith("NVIDIA") or implied_accelerator(machine.machine_type)
+        for machine in machines
+    )
+    return has_gpus and not has_parameter_servers
+
+
+def _machine(machine: MachineSpec) -> str:
+    gpus = (
+        f" with {machine.accelerator_count} x {machine.accelerator_type}" if machine.accelerator_type else ""
+    )
+    return f"{machine.machine_type or 'no machine'}{gpus}"
+
+
+def _told(duration: timedelta) -> str:
+    return f"{duration / timedelta(seconds=1):g} s"
