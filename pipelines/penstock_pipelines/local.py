@@ -87,6 +87,7 @@ def start_server(
     command = [
         sys.executable, "-m", "penstock_local", "--state", str(state), "--project", settings.project,
         "--location", settings.location, "--bucket", settings.bucket, "--images", str(image_map), "--port", str(port),
+        "--job-validator", "penstock_components.jobs.check:refusals",
     ]  # fmt: skip
     with log.open("w") as output:
         process = subprocess.Popen(

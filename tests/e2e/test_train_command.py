@@ -22,7 +22,8 @@ dist.all_reduce(total)
 if rank == 1 and os.environ["PENSTOCK_RESTART"] == "0":
     os.kill(os.getpid(), signal.SIGKILL)
 dist.all_reduce(total)
-print("rank", rank, "of", dist.get_world_size(), "sum", total.item(), "told", *sys.argv[1:], flush=True)
+print("rank", rank, "of", dist.get_world_size(), "sum", total.item(), "told", *sys.argv[1:], "and",
+      *(f"{name}={os.environ[name]}" for name in ("RATE", "FIXED")), flush=True)
 dist.destroy_process_group()
 """
 RUN = """
@@ -30,7 +31,7 @@ from google.cloud import aiplatform
 aiplatform.init(project="demo", location="us-central1")
 job = aiplatform.PipelineJob(
     display_name="scripted", template_path={template!r}, pipeline_root="gs://{bucket}/runs",
-    parameter_values={{"note": "two words"}},
+    parameter_values={{"note": "two words", "count": 3, "rate": 0.5}},
 )
 job.run()
 [custom_job] = aiplatform.CustomJob.list()
@@ -39,10 +40,11 @@ result = [job.state.name, custom_job.resource_name]
 
 
 @dsl.pipeline(name="scripted")
-def scripted(note: str) -> None:
+def scripted(note: str, count: int, rate: float) -> None:
     train(
         command=["python", "-c", SCRIPT, "--fixed=1"],
-        runtime={"note": note},
+        runtime={"note": note, "count": count},
+        env={"RATE": rate, "FIXED": "one"},
         resources=Resources(machine=MachineSpec(machine_type="n1-highcpu-16"), num_nodes=2),
         image=IMAGE,
         location="us-central1",
@@ -72,5 +74,8 @@ def test_a_script_in_a_pipeline_gets_ranks_arguments_and_another_try(
     assert state == "PIPELINE_STATE_SUCCEEDED", lines
     for rank, of_node in enumerate(lines):
         mark = f"[rank {rank}] " if rank else ""
-        assert f"{mark}rank {rank} of 2 sum 4.0 told --fixed=1 --note=two words" in of_node
+        assert (
+            f"{mark}rank {rank} of 2 sum 4.0 told --fixed=1 --note=two words --count=3 and RATE=0.5 FIXED=one"
+            in of_node
+        )
         assert any("restart 1 of 1" in line for line in of_node)

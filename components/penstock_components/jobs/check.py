@@ -61,6 +61,11 @@ def check_document(document: object, *, context: Context | None = None) -> Repor
     )
 
 
+def refusals(job: Mapping[str, Any]) -> list[str]:
+    """Errors of a CustomJob as REST JSON, as `penstock check` words them; what the stand-in's --job-validator takes."""
+    return [each.told() for each in check_document(job).findings if each.severity == "error"]
+
+
 def kind_of_document(document: object) -> str:
     """What a document is, by the fields at its top; "" when none of ours is there."""
     if not isinstance(document, Mapping):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from penstock_components.jobs.findings import Finding, JobSpecError
@@ -27,7 +28,8 @@ def to_gcpc(job: CustomJob) -> dict[str, Any]:
         for index, pool in enumerate(spec.worker_pool_specs)
         if not to_api(pool)
     ]
-    refused = [*not_carried(spec), *empty]
+    lost = [replace(finding, path=f"job_spec.{finding.path}") for finding in not_carried(spec)]
+    refused = [*lost, *empty]
     if refused:
         raise JobSpecError(refused)
     scheduling = spec.scheduling

@@ -7,18 +7,16 @@
 Vertex AI starts one process in each replica and sets RANK and WORLD_SIZE for nodes, not for processes; the prebuilt images
 have nothing that would start the others. So the package carries what does: the modules of our own launcher, as they are,
 because they need no more than the standard library, google-crc32c and the image's torch. The other way would have been
-torchrun with a static rendezvous read from CLUSTER_SPEC, as Google's samples do; it would be a second launcher to keep,
-gives up when a node is late, and ends with 1 after a rank was killed, which Vertex AI takes for a permanent failure.
+torchrun with a static rendezvous read from CLUSTER_SPEC, as Google's samples do: a second launcher to keep, whose exit
+code is 1 after a rank was killed, which Vertex AI takes for a permanent failure. The package's `penstock_trainer` has the
+launcher and nothing else, also on an image that has all of it.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import keyword
 import re
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +27,12 @@ from packaging.utils import canonicalize_name
 from penstock_components.jobs import launcher_modules
 from penstock_components.jobs.findings import Finding, require
 from penstock_components.jobs.messages import EnvVar, PythonPackageSpec
+from penstock_components.jobs.script_modules import RULE, ScriptModule, check_modules
 from penstock_components.jobs.source_distribution import SourceDistribution
 from penstock_trainer.storage import PreconditionFailedError, Storage, join, storage_for
 
 # A distribution of the plain name could replace one that the image has: `evaluate`, for a script evaluate.py.
 _DISTRIBUTION_PREFIX = "penstock-script-"
-_OLDEST_PYTHON = (3, 8)
 _PYTHON_OF_IMAGE = re.compile(r"\.py(\d)(\d+)(?=[:@]|$)")
 
 
@@ -95,11 +93,11 @@ class Package:
         args: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
     ) -> PythonPackageSpec:
-        """The task of a worker pool that runs the script with `args`. Raises JobSpecError.
+        """The task of a worker pool that runs the script with `args`, by the `python3` of the image. Raises JobSpecError.
 
         `package_uri` is where the package was uploaded to. Every pool whose ranks belong together gets the same.
         """
-        require(self._unfit(executor_image_uri, package_uri))
+        require(self._unfit(executor_image_uri, package_uri, args))
         command = (*self.launch.arguments(), "python3", "-m", self.module) if self.launch else ()
         return PythonPackageSpec(
             executor_image_uri=executor_image_uri,
@@ -109,7 +107,9 @@ class Package:
             env=tuple(EnvVar(name=name, value=value) for name, value in sorted((env or {}).items())),
         )
 
-    def _unfit(self, image: str, package_uri: str) -> Iterator[Finding]:
+    def _unfit(self, image: str, package_uri: str, args: Sequence[str]) -> Iterator[Finding]:
+        if isinstance(args, str):
+            yield _one_text("args", args)
         if not image:
             yield _fault(
                 "executor_image_uri", "it is empty.", "Give one of Google's prebuilt training images."
@@ -146,17 +146,19 @@ def package_script(
     `launch=None` nothing of ours is in the package. Raises JobSpecError with all that is wrong.
     """
     module = script.stem if name is None else name
-    modules = [(module, script), *((extra.stem, extra) for extra in extra_modules)]
-    require([*_bad_requirements(requirements), *_bad_modules(modules, requirements)])
-    files = {f"{module}.py": script.read_bytes()}
-    for extra in extra_modules:
-        files |= dict(_files_of(extra))
+    modules = [ScriptModule(field="script", name=module, path=script, is_script=True)]
+    for index, extra in enumerate(extra_modules):
+        stem = extra.stem if extra.suffix == ".py" else extra.name
+        modules.append(ScriptModule(field=f"extra_modules[{index}]", name=stem, path=extra))
+    taken = {launcher_modules.MODULE: "the launcher"}
+    require([*_check_requirements(requirements, taken), *check_modules(modules, taken)])
+    files = {below: file.read_bytes() for each in modules for below, file in each.files()}
     required = {*requirements, *(launch.requirements if launch else ())}
     distribution = SourceDistribution(
         name=canonicalize_name(f"{_DISTRIBUTION_PREFIX}{module}"),
         files={**files, **(launcher_modules.launcher_files() if launch else {})},
         requirements=tuple(sorted(str(Requirement(text)) for text in required)),
-        python=launcher_modules.PYTHON if launch else _OLDEST_PYTHON,
+        python=launcher_modules.PYTHON if launch else None,
     )
     archive = distribution.archive()
     path = output_dir / f"{distribution.stem}.tar.gz"
@@ -176,81 +178,31 @@ def upload(package: Package, prefix_uri: str, storage: Storage | None = None) ->
     return uri
 
 
-def _bad_requirements(requirements: Iterable[str]) -> Iterator[Finding]:
+def _check_requirements(requirements: Sequence[str], taken: dict[str, str]) -> Iterator[Finding]:
+    """What is wrong with them. Adds to `taken` the module that each most often brings."""
+    if isinstance(requirements, str):
+        yield _one_text("requirements", requirements)
+        return
     for index, text in enumerate(requirements):
         try:
-            Requirement(text)
+            name = canonicalize_name(Requirement(text).name)
         except InvalidRequirement as exc:
             yield _fault(
-                f"requirements[{index}]", f"{text!r} is no requirement: {str(exc).splitlines()[0]}.",
+                f"requirements[{index}]",
+                f"{text!r} is no requirement: {str(exc).splitlines()[0]}.",
                 "Write it as in a wheel's metadata: transformers>=5, or NAME @ https://... ; options of pip and paths "
                 "have no place there.",
-            )  # fmt: skip
+            )
+        else:
+            taken[name.replace("-", "_")] = repr(text)
 
 
-def _bad_modules(modules: Sequence[tuple[str, Path]], requirements: Iterable[str]) -> Iterator[Finding]:
-    taken = {
-        launcher_modules.MODULE: "the launcher",
-        **{_import_name(text): f"{text!r}" for text in requirements},
-    }
-    for index, (name, file) in enumerate(modules):
-        field = f"extra_modules[{index - 1}]" if index else "script"
-        yield from _bad_source(field, file, may_be_package=index > 0)
-        if not name.isidentifier() or keyword.iskeyword(name):
-            yield _fault(
-                field, f"{name!r} is no name of a module.",
-                "Give name=, in letters, digits and underscores." if not index else "Rename it.",
-            )  # fmt: skip
-        elif name in sys.stdlib_module_names:
-            yield _fault(
-                field, f"a module {name!r} would hide that of the standard library from everything that imports it.",
-                "Give it another name.",
-            )  # fmt: skip
-        elif name in taken:
-            yield _fault(field, f"{name!r} is also the module of {taken[name]}.", "Give one another name.")
-        taken.setdefault(name, str(file))
-
-
-def _bad_source(field: str, path: Path, *, may_be_package: bool) -> Iterator[Finding]:
-    """What is wrong with a module or a package on disk."""
-    if may_be_package and (path / "__init__.py").is_file():
-        for file in sorted(path.rglob("*.py")):
-            yield from _bad_syntax(field, file)
-        return
-    if path.suffix == ".py" and path.is_file():
-        yield from _bad_syntax(field, path)
-        return
-    kinds = "a Python file (.py) or a folder with __init__.py" if may_be_package else "a Python file (.py)"
-    what = "does not exist" if not path.exists() else f"is not {kinds}"
-    yield _fault(field, f"{path} {what}.", f"Give {kinds}.")
-
-
-def _bad_syntax(field: str, file: Path) -> Iterator[Finding]:
-    try:
-        ast.parse(file.read_bytes(), str(file))
-    except SyntaxError as exc:
-        at = f"{file}:{exc.lineno}" if exc.lineno else str(file)
-        yield _fault(field, f"{at}: {exc.msg}.", "Correct it; nothing that cannot be parsed is packaged.")
-
-
-def _files_of(path: Path) -> Iterator[tuple[str, bytes]]:
-    """A module, or what a package's folder holds, by path below the folder around it."""
-    for file in [path] if path.is_file() else sorted(path.rglob("*")):
-        below = file.relative_to(path.parent)
-        if file.is_file() and not any(part.startswith(".") or part == "__pycache__" for part in below.parts):
-            yield below.as_posix(), file.read_bytes()
-
-
-def _import_name(requirement: str) -> str:
-    """The module that a requirement most often brings; empty for what is no requirement."""
-    try:
-        return canonicalize_name(Requirement(requirement).name).replace("-", "_")
-    except InvalidRequirement:
-        return ""
+def _one_text(field: str, text: str) -> Finding:
+    return _fault(field, f"it is one text, {text!r}.", f"Give a list: {field}=[{text!r}].")
 
 
 def _fault(path: str, reason: str, fix: str) -> Finding:
-    return Finding(path=path, rule="script-package", reason=reason, fix=fix)
+    return Finding(path=path, rule=RULE, reason=reason, fix=fix)
 
 
 def _dotted(version: tuple[int, int]) -> str:

@@ -48,20 +48,21 @@ class Sizing:
     @property
     def told(self) -> str:
         """What the pool brings, in a sentence."""
-        gain = self.gain
-        if gain is not None and gain < 1:
+        gain, most = self.gain, ring_gain(self.num_nodes)
+        is_bottleneck = gain is not None and gain < 1
+        if self.num_nodes <= 2:
+            slower = f", and these reducers are slower still, {gain:.2f}x" if is_bottleneck else ""
+            return (
+                f"at {self.num_nodes} nodes a Reduction Server brings nothing: a ring moves each byte 2(n-1)/n = "
+                f"{most:.2f} times{slower}"
+            )
+        if is_bottleneck:
             return (
                 f"{self.num_reducers} reducers are a bottleneck for {self.num_nodes} x {self.node_types}: the all-reduce "
                 f"is {gain:.2f}x as fast as a ring; {self.reducers_needed} x {self.reducer_type} reach the nodes' bandwidth"
             )
-        if self.num_nodes <= 2:
-            moved = ring_gain(self.num_nodes)
-            return (
-                f"at {self.num_nodes} nodes a Reduction Server brings nothing: a ring moves each byte 2(n-1)/n = "
-                f"{moved:.2f} times"
-            )
         unknown = " if their bandwidth suffices, which the catalogue does not know" if gain is None else ""
-        return f"on {self.num_nodes} nodes up to {gain or ring_gain(self.num_nodes):.2f}x on the all-reduce{unknown}"
+        return f"on {self.num_nodes} nodes up to {most if gain is None else gain:.2f}x on the all-reduce{unknown}"
 
 
 def sizing(pools: Sequence[WorkerPoolSpec]) -> Sizing | None:

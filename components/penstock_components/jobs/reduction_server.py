@@ -1,8 +1,7 @@
 """Reduction Server: the pool of reducers, how large it must be, and whether it is worth having.
 
 Reducers sum the gradients of NCCL's all-reduce for the nodes. Facts are from Vertex AI documentation,
-training/distributed-training; what follows from them is computed in `all_reduce` and
-`reducer_sizing`.
+training/distributed-training; what follows from them is computed in `all_reduce` and `reducer_sizing`.
 """
 
 from __future__ import annotations
@@ -73,16 +72,13 @@ def advice(
     """
     for index in _reducer_pools(pools, strategy):
         yield from _of_pool(pools[index], f"worker_pool_specs[{index}]", location)
-        if index != POOL_INDEX:
-            yield _misplaced(index)
-        elif scheduling_strategy == "FLEX_START":
+        if scheduling_strategy == "FLEX_START":
             yield _found(
                 "scheduling.strategy", "reducers-flex-start",
                 "FLEX_START wants the same machine in all pools, which reducers cannot have.",
                 "Take STANDARD or SPOT, or leave the Reduction Server out.",
             )  # fmt: skip
-        if index == POOL_INDEX:
-            yield from _of_benefit(pools, strategy)
+        yield from _of_benefit(pools, strategy) if index == POOL_INDEX else [_misplaced(index)]
 
 
 def _reducer_pools(pools: Sequence[WorkerPoolSpec], strategy: str) -> list[int]:
@@ -172,11 +168,8 @@ def _of_benefit(pools: Sequence[WorkerPoolSpec], strategy: str) -> Iterator[Find
 
 def _of_gain(pools: Sequence[WorkerPoolSpec], sized: Sizing, strategy: str) -> Iterator[Finding]:
     """Why the gain is not what one may expect."""
-    path, most, share = (
-        f"worker_pool_specs[{POOL_INDEX}]",
-        ring_gain(sized.num_nodes),
-        traffic_share(strategy),
-    )
+    path, most = f"worker_pool_specs[{POOL_INDEX}]", ring_gain(sized.num_nodes)
+    share = traffic_share(strategy)
     if sized.reducers_needed is not None and sized.num_reducers < sized.reducers_needed:
         yield _found(
             f"{path}.replica_count", "reducers-too-few",
@@ -195,23 +188,22 @@ def _of_gain(pools: Sequence[WorkerPoolSpec], sized: Sizing, strategy: str) -> I
         whole = communication_gain(share.share, most)
         yield _found(
             path, "reducers-traffic",
-            f"of {strategy}: {share.reason}. All its communication becomes at most {whole:.2f}x as fast on "
-            f"{sized.num_nodes} nodes.",
+            f"{strategy}: {share.reason}. Communication between {sized.num_nodes} nodes becomes at most {whole:.2f}x as "
+            "fast.",
             "See whether that is worth the reducers' price.", "warning",
         )  # fmt: skip
-    direct = [name for name in _machine_types(pools) if _is_beyond_a2(name)]
-    if direct:
+    later = [name for name in _machine_types(pools) if name.startswith(("a3-", "a4-", "a4x-"))]
+    if later:
         yield _found(
-            path, "reducers-gpudirect",
-            f"Google documents Reduction Server for N1 and A2, not for {direct[0]}, which has a faster network of its own.",
+            path, "reducers-undocumented",
+            f"Google documents Reduction Server for N1 and A2, not for {later[0]}{_plugin_of(later[0])}.",
             "Leave the pool out unless you have measured a gain.", "warning",
         )  # fmt: skip
 
 
-def _is_beyond_a2(machine_type: str) -> bool:
-    """A3 and later, which talk by GPUDirect in their full size."""
-    rows = [row for row in gpu_machines() if row.machine_type == machine_type]
-    return any(row.has_gpudirect for row in rows) or machine_type.startswith(("a3-", "a4"))
+def _plugin_of(machine_type: str) -> str:
+    has_gpudirect = any(row.has_gpudirect for row in gpu_machines() if row.machine_type == machine_type)
+    return ", whose GPUDirect has an NCCL network plugin of its own" if has_gpudirect else ""
 
 
 def _has_gpus(pools: Sequence[WorkerPoolSpec]) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal
 
-from penstock_components.jobs.findings import require
+from penstock_components.jobs.findings import Finding, require
 from penstock_components.jobs.messages import (
     ContainerSpec,
     CustomJob,
@@ -23,6 +23,7 @@ from penstock_components.jobs.messages import (
     Scheduling,
     WorkerPoolSpec,
 )
+from penstock_components.jobs.reader import PLACEHOLDER
 from penstock_components.jobs.reduction_server import ReductionServer
 from penstock_components.jobs.roles import Evaluators, ParameterServers, later_pools
 from penstock_components.jobs.rules import check_custom_job
@@ -78,9 +79,21 @@ class Resources:
     kms_key_name: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        machine = self.machine if isinstance(self.machine, str) else self.machine.machine_type
+        counts = {"num_nodes": self.num_nodes}
+        if self.reduction_server is not None:
+            counts["reduction_server.replica_count"] = self.reduction_server.replica_count
+        require(
+            [
+                *(_not_now(name, count) for name, count in counts.items() if type(count) is not int),
+                *([_not_now("machine", machine)] if PLACEHOLDER.search(str(machine)) else []),
+            ]
+        )
+
     @property
     def topology(self) -> Topology:
-        """The nodes that train. Raises MachineError for a machine that does not exist, ValueError for no node."""
+        """The nodes that train. Raises MachineError for a machine that does not exist, JobSpecError for no node."""
         return nodes(self.machine, self.num_nodes)
 
     def pools(
@@ -147,3 +160,13 @@ class Resources:
         )
         require(check_custom_job(job, context))
         return job
+
+
+def _not_now(name: str, value: object) -> Finding:
+    return Finding(
+        path=name,
+        rule="placeholder",
+        reason=f"it is {value!s}, which is known only when the pipeline runs and would reach the API as text.",
+        fix="Machines and their number are decided when the pipeline is compiled: give a constant, and make one pipeline "
+        "for each value.",
+    )

@@ -29,8 +29,8 @@ class SourceDistribution:
     """By path below a directory of PYTHONPATH: `train.py`, `helpers/__init__.py`, `helpers/words.txt`. Each directory at
     the top is a package, and so is each below it that has an `__init__.py`; other files are data of the package around."""
     requirements: tuple[str, ...]
-    python: tuple[int, int]
-    """Lowest version that it runs on."""
+    python: tuple[int, int] | None = None
+    """Lowest version that it runs on; None: not known."""
 
     @property
     def stem(self) -> str:
@@ -55,31 +55,24 @@ class SourceDistribution:
         return {**sources, **{path: text.encode() for path, text in meta.items()}}
 
     def _pkg_info(self) -> str:
-        lines = [
-            "Metadata-Version: 2.1",
-            f"Name: {self.name}",
-            f"Version: {VERSION}",
-            f"Requires-Python: {self._python}",
-        ]
+        lines = ["Metadata-Version: 2.1", f"Name: {self.name}", f"Version: {VERSION}"]
+        if self.python:
+            lines.append("Requires-Python: >={}.{}".format(*self.python))
         return "\n".join([*lines, *(f"Requires-Dist: {text}" for text in self.requirements), ""])
 
     def _setup_cfg(self) -> str:
         options = {
+            "package_dir": ["= src"],
             "packages": sorted(self._packages()),
             "py_modules": sorted(path.removesuffix(".py") for path in self.files if "/" not in path),
             "install_requires": self.requirements,
+            "python_requires": [">={}.{}".format(*self.python)] if self.python else [],
         }
         data: dict[str, list[str]] = {}
         for package, path in self._data():
             data.setdefault(package, []).append(glob.escape(path))
-        lines = ["[metadata]", f"name = {self.name}", f"version = {VERSION}"]
-        lines += ["[options]", "package_dir =", "    = src", f"python_requires = {self._python}"]
-        lines += _lists(options)
+        lines = ["[metadata]", f"name = {self.name}", f"version = {VERSION}", "[options]", *_lists(options)]
         return "\n".join([*lines, "[options.package_data]", *_lists(data), ""])
-
-    @property
-    def _python(self) -> str:
-        return f">={self.python[0]}.{self.python[1]}"
 
     def _packages(self) -> set[str]:
         nested = [PurePosixPath(path) for path in self.files if "/" in path]
@@ -96,6 +89,5 @@ class SourceDistribution:
 
 
 def _lists(values: Mapping[str, Sequence[str]]) -> list[str]:
-    return [
-        line for name, lines in values.items() for line in (f"{name} =", *(f"    {each}" for each in lines))
-    ]
+    """Settings of several lines, without the empty ones."""
+    return ["\n    ".join([f"{name} =", *lines]) for name, lines in values.items() if lines]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from penstock_components.jobs.findings import JobSpecError
 from penstock_components.jobs.messages import (
     ContainerSpec,
     DiskSpec,
@@ -64,13 +65,13 @@ class Topology:
 
         A family whose set-up is a script gets a shell that sources it and then becomes the program, which so receives
         signals itself. The words are handed on as they are, whatever they contain. One node needs no network. Raises
-        ValueError for no words where there is a script: an image's own entry point cannot be wrapped from outside.
+        JobSpecError for no words where there is a script: an image's own entry point cannot be wrapped from outside.
         """
         script = nccl_setup(self.machine.machine_type).script
         if not script or self.num_nodes == 1:
             return tuple(words)
         if not words:
-            raise ValueError(
+            raise JobSpecError(
                 f"{self.machine.machine_type} needs {script} sourced before the program, and the container has no command "
                 "to put it before. Give the image's entry point as command."
             )
@@ -79,7 +80,7 @@ class Topology:
     def prepared(self, container: ContainerSpec) -> ContainerSpec:
         """The same container with `command` and `environment` of these machines; what it sets itself stays.
 
-        Raises ValueError as `command` does.
+        Raises JobSpecError as `command` does.
         """
         own = {variable.name for variable in container.env}
         added = (
@@ -115,10 +116,10 @@ def nodes(machine: MachineSpec | str, count: int) -> Topology:
     """`count` nodes of a machine, or of a machine type whose accelerators go without saying.
 
     Raises MachineError for a machine that does not exist, that lacks its accelerators, or a TPU that is asked for more
-    than once; ValueError for less than one node.
+    than once; JobSpecError for less than one node.
     """
     if count < 1:
-        raise ValueError(f"num_nodes {count} must be at least 1.")
+        raise JobSpecError(f"num_nodes {count} must be at least 1.")
     spec = _with_accelerators(machine) if isinstance(machine, str) else machine
     return Topology(machine=spec, num_nodes=count, accelerators_per_node=_accelerators(spec, count))
 

@@ -81,6 +81,6 @@ def _encode_one(value: Any, case: Case) -> Any:
         return to_api(value, case)
     if isinstance(value, timedelta):
         return duration_text(value)
-    if isinstance(value, float) and not math.isfinite(value):
+    if case == "camel" and isinstance(value, float) and not math.isfinite(value):  # JSON has no such numbers
         return next(text for text, number in NOT_FINITE.items() if repr(number) == repr(value))
     return value

@@ -91,7 +91,7 @@ def compute_engine_regions(machine_type: str) -> tuple[str, ...] | None:
 
     Another fact than `regions_of`: Vertex AI training need not take a type wherever Compute Engine has it.
     """
-    regions = tables()["compute_engine"]["regions"].get(machine_type)
+    regions = tables()["compute_engine_regions"].get(machine_type)
     return None if regions is None else tuple(regions)
 
 

@@ -77,12 +77,14 @@ def renewed(
     lines = [line for row in new["gpu_machines"] for line in _renew_gpu_row(row, offers)]
     for row in new["tpu_machines"]:
         lines += _renew(row, offers.get(row["machine_type"]), vcpus="vcpus_per_vm", memory="memory_gb_per_vm")
-    names = _names(new)
+    names = sorted(_names(new))
     regions = {name: offers[name].regions for name in names if name in offers}
-    lines += _changed_regions(new["compute_engine"]["regions"], regions)
-    new["compute_engine"] = {"date": today, "regions": regions}
+    lines += _changed_regions(new["compute_engine_regions"], regions)
+    new |= {"compute_engine_date": today, "compute_engine_regions": regions}
     lines += [
-        f"{name}: not among Compute Engine's machine types; left as it is" for name in names - set(offers)
+        f"{name}: not among Compute Engine's machine types; left as it is"
+        for name in names
+        if name not in offers
     ]
     return new, [*sorted(dict.fromkeys(lines)), *_lacking(new, offers)]
 
@@ -135,13 +137,13 @@ def _pages(session: Session, url: str) -> Iterator[dict[str, Any]]:
     while True:
         try:
             response = session.get(url, params=asked, timeout=60)
+            if response.status_code != 200:
+                raise RefreshError(
+                    f"Compute Engine refused with status {response.status_code}: {response.text[:500]}"
+                )
+            page: dict[str, Any] = response.json()
         except (requests.RequestException, GoogleAuthError) as exc:
             raise RefreshError(f"Compute Engine did not answer: {exc}") from exc
-        if response.status_code != 200:
-            raise RefreshError(
-                f"Compute Engine refused with status {response.status_code}: {response.text[:500]}"
-            )
-        page: dict[str, Any] = response.json()
         yield page
         if not page.get("nextPageToken"):
             return

@@ -20,6 +20,8 @@ from google.oauth2 import service_account
 
 BUCKET = "test-bucket"
 IMAGE = "europe-docker.pkg.dev/acme/tests/python"
+# By this prefix the SDK knows the images that take Python packages.
+EXECUTOR_IMAGE = "europe-docker.pkg.dev/vertex-ai/training/tests"
 _START_SECONDS = 30.0
 
 
@@ -72,7 +74,8 @@ def command(state: Path, *arguments: str) -> Sequence[str]:
 def start(directory: Path) -> StandIn:
     """Start a stand-in below `directory` and wait until it serves."""
     images = directory / "images.toml"
-    images.write_text(f'[images."{IMAGE}"]\npython = "{sys.executable}"\n')
+    tables = [f'[images."{image}"]\npython = "{sys.executable}"\n' for image in (IMAGE, EXECUTOR_IMAGE)]
+    images.write_text("".join(tables))
     state, log = directory / "state", directory / "log.txt"
     with log.open("w") as output:
         process = subprocess.Popen(

@@ -202,8 +202,8 @@ def test_a_program_that_cannot_be_started_fails_the_job(rest: Rest) -> None:
         ),
         (
             job({"replicaCount": "1", "pythonPackageSpec": {"pythonModule": "x"}}),
-            501,
-            ["customJob.jobSpec.workerPoolSpecs[0].pythonPackageSpec "],
+            400,
+            ["customJob.jobSpec.workerPoolSpecs[0].pythonPackageSpec.executorImageUri", "image '' is not"],
         ),
         (
             job(

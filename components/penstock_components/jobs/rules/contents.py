@@ -12,10 +12,8 @@ from penstock_components.jobs.reader import PLACEHOLDER
 PRIMARY, WORKERS, SERVERS, EVALUATORS = range(4)
 ROLES = ("the primary", "workers", "parameter servers or a Reduction Server", "evaluators")
 """By index of the pool."""
-_REDUCER_IMAGE = re.compile(
-    r"(?:us|europe|asia)-docker\.pkg\.dev/vertex-ai-restricted/training/reductionserver(?:[:@].*)?"
-)
-"""Of Google's Reduction Server, with any tag, in each of its multi-regions."""
+_MOST_QUOTED = 120
+_REDUCER_IMAGE = re.compile(r"reduction[-_]?server", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,12 +73,17 @@ def is_placeholder(text: str) -> bool:
     return PLACEHOLDER.search(text) is not None
 
 
+def quoted(text: str) -> str:
+    """A given text for a message; a long one cut off."""
+    return repr(text) if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]!r}..."
+
+
 def on_persistent_resource(spec: CustomJobSpec) -> bool:
     """Whether the job surely takes machines that are held already; a placeholder may turn out empty."""
     return bool(spec.persistent_resource_id) and not is_placeholder(spec.persistent_resource_id)
 
 
 def is_reduction_server(pool: WorkerPoolSpec) -> bool:
-    """Whether a pool runs Google's reducers."""
+    """Whether a pool runs reducers, be it from a copy of Google's image, which is another rule's matter."""
     image = pool.container_spec.image_uri if pool.container_spec is not None else ""
-    return _REDUCER_IMAGE.fullmatch(image) is not None
+    return _REDUCER_IMAGE.search(image) is not None

@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping
 
 from penstock_components.jobs.findings import Finding
 from penstock_components.jobs.messages import CustomJob, CustomJobSpec, EncryptionSpec
-from penstock_components.jobs.rules.contents import is_placeholder
+from penstock_components.jobs.rules.contents import (
+    is_placeholder,
+    quoted,
+)
 from penstock_components.jobs.rules.context import Context
 
 NOT_IN_GCPC = (
@@ -48,7 +51,7 @@ def check(spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
         yield Finding(
             path="persistent_resource_id",
             rule="persistent-resource-id",
-            reason=f"{resource_id!r} is no ID of a persistent resource; it is looked for in the job's own project and region.",
+            reason=f"{quoted(resource_id)} is no ID of a persistent resource; it is looked for in the job's own project and region.",
             fix=f"Write {last}."
             if _RESOURCE_ID.fullmatch(last)
             else "Write lower-case letters, digits and -, at most 63.",
@@ -106,7 +109,7 @@ def _account(spec: CustomJobSpec) -> Iterator[Finding]:
         yield Finding(
             path="service_account",
             rule="service-account",
-            reason=f"{account!r} is not the e-mail address of a service account; a job runs as one, never as a person.",
+            reason=f"{quoted(account)} is not the e-mail address of a service account; a job runs as one, never as a person.",
             fix=f"Write {email}."
             if _ACCOUNT.fullmatch(email)
             else "Write <name>@<project>.iam.gserviceaccount.com.",
@@ -138,7 +141,7 @@ def _resource(path: str, name: str, form: re.Pattern[str], told: str) -> Iterato
         yield Finding(
             path=path,
             rule="resource-name",
-            reason=f"{name!r} is not the full name of the resource.",
+            reason=f"{quoted(name)} is not the full name of the resource.",
             fix=f"Write {told}.",
         )
 
@@ -172,8 +175,8 @@ def _label_fault(key: str, value: str) -> str:
             return f"the {kind} has {len(text)} characters"
         wrong = next((char for char in text if not _is_label_char(char)), "")
         if wrong:
-            return f"the {kind} {text!r} holds {wrong!r}"
-    return "" if key[:1].isalpha() else f"the key {key!r} does not begin with a letter"
+            return f"the {kind} {quoted(text)} holds {wrong!r}"
+    return "" if key[:1].isalpha() else f"the key {quoted(key)} does not begin with a letter"
 
 
 def _is_label_char(char: str) -> bool:

@@ -19,6 +19,7 @@ from penstock_components.jobs.rules.contents import (
     is_placeholder,
     on_persistent_resource,
     programs,
+    quoted,
 )
 from penstock_components.jobs.rules.context import Context
 from penstock_components.machines.catalogue import (
@@ -60,7 +61,7 @@ def _machine(path: str, machine: MachineSpec, spec: CustomJobSpec, context: Cont
             yield Finding(
                 path=f"{path}.{field}",
                 rule="placeholder",
-                reason=f"it is a placeholder of the pipeline, {text!r}; machines are decided when the pipeline is compiled, "
+                reason=f"it is a placeholder of the pipeline, {quoted(text)}; machines are decided when the pipeline is compiled, "
                 "because accelerators, number of processes, network settings and reducers follow from them.",
                 fix="Give the name itself; make one pipeline for each machine.",
             )
@@ -97,7 +98,7 @@ def _unknown(path: str, name: str) -> Finding:
     return Finding(
         path=path,
         rule="machine-type",
-        reason=f"{name!r} is no machine type of Vertex AI training (catalogue of {catalogue_date()}).",
+        reason=f"{quoted(name)} is no machine type of Vertex AI training (catalogue of {catalogue_date()}).",
         fix=f"Did you mean {' or '.join(near)}?"
         if near
         else "Take one of training/configure-compute in Vertex AI's documentation.",
@@ -275,7 +276,7 @@ def _specific_reservation(path: str, affinity: ReservationAffinity) -> Iterator[
         yield Finding(
             path=f"{path}.key",
             rule="reservation-key",
-            reason=f"it is {affinity.key!r}." if affinity.key else "it is missing.",
+            reason=f"it is {quoted(affinity.key)}." if affinity.key else "it is missing.",
             fix=f"Write {RESERVATION_KEY}.",
         )
     form = "projects/<project>/zones/<zone>/reservations/<name>"
@@ -288,7 +289,7 @@ def _specific_reservation(path: str, affinity: ReservationAffinity) -> Iterator[
             yield Finding(
                 path=f"{path}.values[{index}]",
                 rule="reservation-values",
-                reason=f"{value!r} is not the full name of a reservation.",
+                reason=f"{quoted(value)} is not the full name of a reservation.",
                 fix=f"Write {form}.",
             )
 

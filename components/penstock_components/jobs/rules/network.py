@@ -8,7 +8,10 @@ from collections.abc import Iterator
 
 from penstock_components.jobs.findings import Finding
 from penstock_components.jobs.messages import CustomJobSpec, DnsPeeringConfig, PscInterfaceConfig
-from penstock_components.jobs.rules.contents import is_placeholder
+from penstock_components.jobs.rules.contents import (
+    is_placeholder,
+    quoted,
+)
 from penstock_components.jobs.rules.context import Context
 
 _NAME = r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?"
@@ -42,10 +45,10 @@ def check(spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
 def _network_form(text: str) -> Finding:
     match = _NETWORK_OF_ID.fullmatch(text)
     if match is None:
-        reason = f"{text!r} is not the full name of a network."
+        reason = f"{quoted(text)} is not the full name of a network."
         fix = "Write projects/<project number>/global/networks/<name>."
     elif match[1].isdecimal():
-        reason = f"{text!r} is a URL."
+        reason = f"{quoted(text)} is a URL."
         fix = f"Write projects/{match[1]}/global/networks/{match[2]}."
     else:
         reason = f"it names the project by its ID, {match[1]}; the API takes its number."
@@ -78,7 +81,7 @@ def _ranges(spec: CustomJobSpec) -> Iterator[Finding]:
         yield Finding(
             path=f"{path}[{index}]",
             rule="range-name",
-            reason=f"{text!r} is {kind}; the field holds names of ranges that were allocated for the peering.",
+            reason=f"{quoted(text)} is {kind}; the field holds names of ranges that were allocated for the peering.",
             fix="Write a name that `gcloud compute addresses list --global --filter=purpose=VPC_PEERING` prints, such as "
             "vertex-ai-ip-range.",
         )
@@ -101,7 +104,7 @@ def _attachment(psc: PscInterfaceConfig, context: Context) -> Iterator[Finding]:
         yield Finding(
             path=path,
             rule="network-attachment",
-            reason=f"{text!r} names no network attachment." if text else "it is missing.",
+            reason=f"{quoted(text)} names no network attachment." if text else "it is missing.",
             fix="Write projects/<project>/regions/<region>/networkAttachments/<name>; a service attachment is another thing.",
         )
     elif match[1] and context.location and match[1] != context.location:
@@ -126,13 +129,13 @@ def _dns(path: str, peering: DnsPeeringConfig) -> Iterator[Finding]:
         yield Finding(
             path=f"{path}.domain",
             rule="dns-domain",
-            reason=f"{peering.domain!r} does not end with a dot.",
+            reason=f"{quoted(peering.domain)} does not end with a dot.",
             fix=f"Write {peering.domain}. with the dot.",
         )
     if "/" in peering.target_network and not is_placeholder(peering.target_network):
         yield Finding(
             path=f"{path}.target_network",
             rule="dns-network",
-            reason=f"{peering.target_network!r} is a path; the field holds the network's name in target_project.",
+            reason=f"{quoted(peering.target_network)} is a path; the field holds the network's name in target_project.",
             fix=f"Write {peering.target_network.rstrip('/').rpartition('/')[2] or 'its name'}.",
         )

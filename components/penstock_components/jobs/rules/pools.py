@@ -21,6 +21,7 @@ from penstock_components.jobs.rules.contents import (
     filled_pools,
     is_placeholder,
     programs,
+    quoted,
 )
 from penstock_components.jobs.rules.context import Context
 from penstock_components.machines.catalogue import kind_of
@@ -138,7 +139,7 @@ def _container(path: str, container: ContainerSpec) -> Iterator[Finding]:
         yield Finding(
             path=f"{path}.image_uri",
             rule="image-uri",
-            reason=f"an image has no scheme: {container.image_uri!r}.",
+            reason=f"an image has no scheme: {quoted(container.image_uri)}.",
             fix=f"Write {container.image_uri.partition('://')[2]}.",
         )
 
@@ -151,7 +152,7 @@ def _package(path: str, package: PythonPackageSpec) -> Iterator[Finding]:
         yield Finding(
             path=f"{path}.executor_image_uri",
             rule="executor-image",
-            reason=f"{image!r} is none of Google's prebuilt training images, which the API asks for with a Python package.",
+            reason=f"{quoted(image)} is none of Google's prebuilt training images, which the API asks for with a Python package.",
             fix="Take one of us-docker.pkg.dev/vertex-ai/training, or give your image as container_spec.image_uri.",
             severity="warning",
         )
@@ -164,7 +165,7 @@ def _package(path: str, package: PythonPackageSpec) -> Iterator[Finding]:
         yield Finding(
             path=f"{path}.python_module",
             rule="python-module",
-            reason=f"{module!r} is no module name; it is run as `python -m`.",
+            reason=f"{quoted(module)} is no module name; it is run as `python -m`.",
             fix=f"Write {dotted}."
             if _MODULE.fullmatch(dotted)
             else "Write a dotted name, such as trainer.task.",
@@ -184,7 +185,7 @@ def _package_uris(path: str, uris: tuple[str, ...]) -> Iterator[Finding]:
             yield Finding(
                 path=f"{path}[{index}]",
                 rule="package-uri",
-                reason=f"{uri!r} is not in Cloud Storage; packages are fetched from there.",
+                reason=f"{quoted(uri)} is not in Cloud Storage; packages are fetched from there.",
                 fix="Upload the distribution and write gs://bucket/path/name-version.tar.gz.",
             )
 
@@ -203,7 +204,7 @@ def _env(env: tuple[EnvVar, ...], path: str) -> Iterator[Finding]:
             yield Finding(
                 path=f"{path}[{index}].name",
                 rule="env-name",
-                reason=f"{variable.name!r} cannot name a variable.",
+                reason=f"{quoted(variable.name)} cannot name a variable.",
                 fix="Give it a name without =.",
             )
         elif variable.name in seen:
@@ -223,7 +224,7 @@ def _command_line(program: Program) -> Iterator[Finding]:
         yield Finding(
             path=f"{program.path}.command[0]",
             rule="command-shell-line",
-            reason=f"{_short(command[0])!r} is a line for a shell; a command is in exec form, its first word is the file to run.",
+            reason="it is a line for a shell; a command is in exec form, its first word is the file to run and nothing else.",
             fix='Write ["bash", "-c", "<the line>"], or each word on its own.',
         )
         return
@@ -244,7 +245,3 @@ def _command_line(program: Program) -> Iterator[Finding]:
 
 def _missing(path: str, fix: str) -> Finding:
     return Finding(path=path, rule="required", reason="it is missing.", fix=fix)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -32,7 +32,7 @@ def check(spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
     yield from _timeout(scheduling)
     yield from _max_wait(scheduling, context)
     if scheduling.strategy == "FLEX_START":
-        yield from _flex_start(spec)
+        yield from _flex_start(spec, context)
     yield from _restarts(spec, scheduling, context)
 
 
@@ -87,12 +87,12 @@ def _max_wait(scheduling: Scheduling, context: Context) -> Iterator[Finding]:
         )
 
 
-def _flex_start(spec: CustomJobSpec) -> Iterator[Finding]:
+def _flex_start(spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
     """One kind of machine, of a GPU that Flex-start has, and no reservation. Reducers are told of by their own rule."""
     pools = [
         (path, pool, pool.machine_spec or MachineSpec())
         for index, path, pool in filled_pools(spec)
-        if not (index == SERVERS and is_reduction_server(pool))
+        if not (index == SERVERS and (context.strategy or is_reduction_server(pool)))
     ]
     for path, _, machine in pools:
         affinity = machine.reservation_affinity

@@ -16,7 +16,7 @@ from penstock_components.jobs.rules.context import Context
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _SECRET_WORDS = frozenset(
-    {"TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS", "APIKEY"}
+    {"SECRET", "SECRETS", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS", "APIKEY"}
 )
 _SECRET_PAIRS = frozenset(
     {("API", "KEY"), ("PRIVATE", "KEY"), ("ACCESS", "KEY"), ("SECRET", "KEY"), ("WANDB", "KEY")}
@@ -29,7 +29,8 @@ _ABOUT_A_SECRET = frozenset(
 )  # fmt: skip
 """Last words of names that tell where or what a secret is, or how many tokens of a text."""
 _TOKENS_OF_TEXT = frozenset(
-    {"BOS", "EOS", "PAD", "UNK", "CLS", "SEP", "MASK", "SPECIAL", "STOP", "IMAGE", "AUDIO", "END", "START", "PER", "FIRST", "LAST"}
+    {"BOS", "EOS", "PAD", "UNK", "CLS", "SEP", "MASK", "SPECIAL", "STOP", "IMAGE", "AUDIO", "END", "START", "PER", "FIRST", "LAST",
+        "VIDEO", "VISION", "TEXT", "CLASS", "REGISTER", "PROMPT", "NEXT", "BEGIN", "NEWLINE", "NEW", "TARGET", "LABEL"}
 )  # fmt: skip
 """Words before TOKEN that speak of a text's tokens."""
 _SHAPES = {
@@ -43,8 +44,8 @@ _SHAPES = {
     "an AWS access key": r"(?:AKIA|ASIA)[0-9A-Z]{16}(?![0-9A-Za-z])",
     "an API key (sk-...)": r"sk-[\w-]{32,}",
     "a private key": r"-----BEGIN (?:[A-Z]+ ){0,3}PRIVATE KEY",
-    "a service account's key": r"[\"']?type[\"']?\s*:\s*[\"']service_account[\"']",
-    "a JSON web token": r"eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+",
+    "a service account's key": r"[\"']?type\\*[\"']?\s*:\s*\\*[\"']service_account",
+    "a JSON web token": r"(?<!-)eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+",
     "a password in a URL": r"[a-z][a-z0-9+.]{1,20}://[^\s/:@$]{0,80}:[^\s/:@$]{1,200}@",
 }
 _SHAPE = re.compile(
@@ -59,7 +60,7 @@ _OPTION = re.compile(r"--?([A-Za-z][\w.-]*)")
 _ASSIGNED = (
     re.compile(r"(?<![\w-])--?([A-Za-z][\w.-]*)[= ]([^\s;&|]+)"),
     re.compile(r"(?<![\w-])([A-Z][A-Z0-9_]*)=([^\s;&|]+)"),
-    re.compile(r"[\"'](\w+)[\"']\s*:\s*[\"']([^\"']+)[\"']"),
+    re.compile(r"[\"'](\w+)\\*[\"']\s*:\s*\\*[\"']([^\"'\\]+)"),
 )
 """In a line for a shell or a JSON text: options, variables, members."""
 
@@ -68,49 +69,44 @@ def check(spec: CustomJobSpec, _context: Context) -> Iterator[Finding]:
     """Every variable and every word of a command line that holds a secret."""
     for program in programs(spec):
         for index, variable in enumerate(program.env):
-            told = told_of(variable.name, variable.value)
+            is_named = _is_secret(variable.name, variable.value)
+            told = _told(variable.name, variable.name if is_named else "", variable.value)
             if told:
-                yield _finding(f"{program.path}.env[{index}]", variable.name, told, len(variable.value))
+                yield _finding(f"{program.path}.env[{index}]", told, len(variable.value))
         yield from _words(program)
 
 
-def told_of(name: str, value: str) -> str:
-    """Why a value that stands under a name is held for a secret; empty when it is not."""
-    if is_placeholder(value) or _RESOURCE.fullmatch(value.strip()):
-        return ""
-    shape = _shape(value)
-    if shape:
-        return f"has the shape of {shape}"
-    return "is a secret by its name" if _is_secret_name(name) and _may_be_secret(value, name) else ""
-
-
 def _words(program: Program) -> Iterator[Finding]:
-    option = ""
+    before = ""
     for path, word in program.words():
-        if not word.startswith("-"):
-            told, name = told_of(option, word), option
-        else:
-            name, _, value = word.lstrip("-").partition("=")
-            told = told_of(name, value) if value else ""
-        if not told and not is_placeholder(word):
-            name, told = _inside(word)
+        option, _, value = word.partition("=") if word.startswith("-") else (before, "", word)
+        name = option.lstrip("-")
+        told = _told("", f"--{name}" if _is_secret(name, value) else "", word)
         if told:
-            yield _finding(path, f"--{name}" if _OPTION.fullmatch(f"--{name}") else "", told, len(word))
-        match = _OPTION.fullmatch(word)
-        option = match[1] if match else ""
+            yield _finding(path, told, len(word))
+        before = word if _OPTION.fullmatch(word) else ""
 
 
-def _inside(word: str) -> tuple[str, str]:
-    """Name and reason of the first secret within a shell line or a JSON text."""
-    shape = _shape(word)
+def _told(holder: str, named: str, text: str) -> str:
+    """Why a text is held for a secret, or for something that holds one; empty when it is not."""
+    shape = _shape(text)
     if shape:
-        return "", f"holds what has the shape of {shape}"
+        return f"{holder or 'it'} holds what has the shape of {shape}"
+    if named:
+        return f"{named} is a secret by its name"
+    inside = _named_inside(text)
+    return f"{holder or 'it'} holds {inside}, a secret by its name" if inside else ""
+
+
+def _named_inside(text: str) -> str:
+    """What the first secret within a shell line or a JSON text is called."""
     for form in _ASSIGNED:
-        for match in form.finditer(word):
-            told = told_of(match[1], match[2].strip("\"',)}]"))
-            if told:
-                return match[1], told
-    return "", ""
+        for match in form.finditer(text):
+            is_name = match[1] == "secret" and "gcloud secrets" in text
+            is_call = "(" in match[2] or "[" in match[2]
+            if not is_name and not is_call and _is_secret(match[1], match[2].strip("\"',}")):
+                return match[1]
+    return ""
 
 
 def _shape(text: str) -> str:
@@ -118,32 +114,38 @@ def _shape(text: str) -> str:
     return list(_SHAPES)[int((match.lastgroup or "shape0").removeprefix("shape"))] if match else ""
 
 
-def _is_secret_name(name: str) -> bool:
+def _is_secret(name: str, value: str) -> bool:
+    """Whether a value is a secret because of the name under which it stands."""
+    return _names_a_secret(name) and _may_be_secret(value, name)
+
+
+def _names_a_secret(name: str) -> bool:
     words = [word.upper() for word in _WORD.findall(name)]
     if not words or words[-1] in _ABOUT_A_SECRET:
         return False
     if any(pair in _SECRET_PAIRS for pair in itertools.pairwise(words)):
         return True
-    found = [index for index, word in enumerate(words) if word in _SECRET_WORDS]
-    of_text = [index for index in found if words[index] == "TOKEN" and set(words[:index]) & _TOKENS_OF_TEXT]
-    return len(found) > len(of_text)
+    if words[-1] == "TOKEN" and not set(words[:-1]) & _TOKENS_OF_TEXT:
+        return True
+    return bool(_SECRET_WORDS & set(words))
 
 
 def _may_be_secret(value: str, name: str) -> bool:
-    """Whether the value is no flag, no number of tokens, no path and no variable to be expanded."""
+    """Whether the value is no flag, no number, no path, no name of a secret, and known before the pipeline runs."""
     text = value.strip().strip("\"'")
     if not text or text.lower() in ("true", "false", "none", "null", "yes", "no"):
         return False
-    if text.startswith(("$", "/", "./", "gs://", "<")):
+    if text.startswith(("$", "/", "./", "gs://", "<")) or is_placeholder(text) or _RESOURCE.fullmatch(text):
         return False
-    return not (text.isdecimal() and len(text) < 8 and "TOKEN" in name.upper())
+    is_number = re.fullmatch(r"[-+]?\d{0,7}(?:\.\d*)?", text) is not None
+    return not (is_number and "TOKEN" in name.upper())
 
 
-def _finding(path: str, name: str, told: str, length: int) -> Finding:
+def _finding(path: str, told: str, length: int) -> Finding:
     return Finding(
         path=path,
         rule="secret",
-        reason=f"{f'{name} ' if name else 'it '}{told} ({length} characters); whoever may read the job reads it.",
+        reason=f"{told} ({length} characters); whoever may read the job reads it.",
         fix="Store it in Secret Manager, give the secret's name in env (projects/<project>/secrets/<secret>/versions/latest) and "
         "read it when the program starts, as the job's service account; a training job has no field that does it. Replace a "
         "secret that was sent already.",

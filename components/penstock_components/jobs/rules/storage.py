@@ -7,7 +7,12 @@ from collections.abc import Iterator
 
 from penstock_components.jobs.findings import Finding
 from penstock_components.jobs.messages import CustomJobSpec, DiskSpec, LustreMount, NfsMount
-from penstock_components.jobs.rules.contents import filled_pools, is_placeholder, num_nodes
+from penstock_components.jobs.rules.contents import (
+    filled_pools,
+    is_placeholder,
+    num_nodes,
+    quoted,
+)
 from penstock_components.jobs.rules.context import Context
 
 DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
@@ -37,7 +42,7 @@ def _disk(path: str, disk: DiskSpec) -> Iterator[Finding]:
         yield Finding(
             path=f"{path}.boot_disk_type",
             rule="disk-type",
-            reason=f"{disk.boot_disk_type!r} is no boot disk of training; it takes {', '.join(DISK_TYPES)}.",
+            reason=f"{quoted(disk.boot_disk_type)} is no boot disk of training; it takes {', '.join(DISK_TYPES)}.",
             fix="Write pd-ssd, or leave it out for the machine's default.",
         )
     size = disk.boot_disk_size_gb
@@ -56,7 +61,7 @@ def _nfs(path: str, mount: NfsMount) -> Iterator[Finding]:
         yield Finding(
             path=f"{path}.path",
             rule="nfs-path",
-            reason=f"{mount.path!r} does not begin with /; it is the share's path from the server's root.",
+            reason=f"{quoted(mount.path)} does not begin with /; it is the share's path from the server's root.",
             fix=f"Write /{mount.path}." if mount.path else "Write the path that the server exports.",
         )
     yield from _mount_point(f"{path}.mount_point", "/mnt/nfs", mount.mount_point)
@@ -84,7 +89,7 @@ def _address(path: str, text: str) -> Iterator[Finding]:
         yield Finding(
             path=path,
             rule="mount-server",
-            reason=f"{text!r} is no IP address." if text else "it is missing.",
+            reason=f"{quoted(text)} is no IP address." if text else "it is missing.",
             fix="Write the server's internal IP address, such as 10.76.0.10.",
         )
         return
@@ -106,14 +111,14 @@ def _mount_point(path: str, root: str, text: str) -> Iterator[Finding]:
         yield Finding(
             path=path,
             rule="mount-point",
-            reason=f"{text!r} names no folder; the share is seen at {root}/<mount_point>.",
+            reason=f"{quoted(text)} names no folder; the share is seen at {root}/<mount_point>.",
             fix="Write one, such as data.",
         )
     elif text.startswith("/") or ".." in text.split("/"):
         yield Finding(
             path=path,
             rule="mount-point",
-            reason=f"{text!r} is not below {root}; the share is seen at {root}/<mount_point>.",
+            reason=f"{quoted(text)} is not below {root}; the share is seen at {root}/<mount_point>.",
             fix=f"Write {relative.replace('../', '') or 'data'}, and read {root}/{relative.replace('../', '') or 'data'}.",
         )
 
@@ -165,7 +170,7 @@ def _output_directory(spec: CustomJobSpec, context: Context) -> Iterator[Finding
     yield Finding(
         path=path,
         rule="output-directory",
-        reason=f"{prefix!r} is no place in Cloud Storage; it is written as a URI."
+        reason=f"{quoted(prefix)} is no place in Cloud Storage; it is written as a URI."
         if prefix
         else "it is missing.",
         fix=f"Write {meant}.",

@@ -9,7 +9,10 @@ from collections.abc import Iterator, Sequence
 
 from penstock_components.jobs.findings import Finding
 from penstock_components.jobs.messages import CustomJobSpec
-from penstock_components.jobs.rules.contents import programs
+from penstock_components.jobs.rules.contents import (
+    programs,
+    quoted,
+)
 from penstock_components.jobs.rules.identity import check_resource
 from penstock_components.jobs.study import (
     CategoricalValueSpec,
@@ -132,9 +135,9 @@ def _ids(path: str, field: str, ids: Sequence[str]) -> Iterator[Finding]:
         if not name:
             reason = "it is missing."
         elif re.search(r"\s", name):
-            reason = f"{name!r} holds white space."
+            reason = f"{quoted(name)} holds white space."
         elif name in seen:
-            reason = f"{name!r} stands twice."
+            reason = f"{quoted(name)} stands twice."
         if reason:
             yield Finding(
                 path=f"{path}[{index}].{field}",
@@ -264,7 +267,7 @@ def _condition(
         yield Finding(
             path=f"{path}.{given[0]}" if given else path,
             rule="parameter-condition",
-            reason=f"the parent {parent.parameter_id!r} takes {told}; given is {' and '.join(given) or 'none'}.",
+            reason=f"the parent {quoted(parent.parameter_id)} takes {told}; given is {' and '.join(given) or 'none'}.",
             fix="Write the parent's values at which this parameter is there."
             if wanted
             else "Give it a parent of discrete, integer or categorical values.",
@@ -283,7 +286,7 @@ def _ids_of_one(path: str, parameter: ParameterSpec) -> Iterator[Finding]:
         yield Finding(
             path=f"{path}.parameter_id",
             rule="parameter-id",
-            reason=f"it is {parameter.parameter_id!r}." if parameter.parameter_id else "it is missing.",
+            reason=f"it is {quoted(parameter.parameter_id)}." if parameter.parameter_id else "it is missing.",
             fix="Give it a name without white space.",
         )
 
@@ -297,7 +300,7 @@ def _parent_values(path: str, values: Sequence[object], parent: ParameterSpec) -
         yield Finding(
             path=path,
             rule="parameter-condition",
-            reason=f"the parent {parent.parameter_id!r} never is {strangers[0]!r}.",
+            reason=f"the parent {quoted(parent.parameter_id)} never is {quoted(str(strangers[0]))}.",
             fix="Write values that it takes.",
         )
 

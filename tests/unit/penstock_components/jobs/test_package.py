@@ -152,7 +152,7 @@ def test_it_carries_the_launcher_as_it_is_and_nothing_of_the_training_core(sourc
 def test_without_a_launch_nothing_of_ours_is_in_it(source: Path) -> None:
     package = make(source, launch=None)
     assert not [path for path in members(package) if "penstock_trainer" in path]
-    assert b"Requires-Dist" not in members(package)["PKG-INFO"]
+    assert b"Requires" not in members(package)["PKG-INFO"]
     spec = package.to_spec("us-docker.pkg.dev/x/tf-cpu.2-14.py310", "gs://b/a.tar.gz", ["--lr=1"])
     assert (spec.python_module, spec.args) == ("train", ("--lr=1",))
 
@@ -239,7 +239,7 @@ def test_a_script_that_cannot_be_packaged_is_refused(
     "requirement", ["-r requirements.txt", "git+https://x/y", "torch>>2", "", "./wheels/x.whl"]
 )
 def test_what_is_no_requirement_is_refused(source: Path, requirement: str) -> None:
-    [refusal] = refusals(source / "train.py", requirements=["a", requirement], output_dir=source)
+    [refusal] = refusals(source / "one.py", requirements=["a", requirement], output_dir=source)
     assert refusal.startswith(f"requirements[1]: {requirement!r} is no requirement: ")
 
 
@@ -250,7 +250,7 @@ def test_what_is_no_requirement_is_refused(source: Path, requirement: str) -> No
         ("plain", ["plain is not a Python file (.py) or a folder with __init__.py"]),
         ("broken", ["more.py:1: "]),
         ("logging.py", ["'logging' would hide that of the standard library"]),
-        ("train.py", ["'train' is also the module of"]),
+        ("script.py", ["'script' is also the module of"]),
     ],
 )
 def test_extra_modules_are_checked_as_the_script_is(source: Path, extra: str, told: Sequence[str]) -> None:
@@ -259,9 +259,27 @@ def test_extra_modules_are_checked_as_the_script_is(source: Path, extra: str, to
     (source / "broken" / "__init__.py").touch()
     (source / "broken" / "more.py").write_text("(")
     (source / "logging.py").touch()
-    found = refusals(source / "train.py", extra_modules=[source / extra], output_dir=source)
+    (source / "script.py").touch()
+    found = refusals(source / "script.py", extra_modules=[source / extra], output_dir=source)
     assert all(part in refusal for part, refusal in zip(told, found, strict=True)), found
     assert all(refusal.startswith("extra_modules[0]: ") for refusal in found)
+
+
+def test_a_module_beside_the_script_that_is_imported_and_not_given_is_refused(source: Path) -> None:
+    found = refusals(source / "train.py", extra_modules=[source / "one.py"], output_dir=source)
+    assert found == [
+        f"extra_modules: {source}/train.py:3 imports 'helpers', which lies beside the script and would not be in "
+        "the package."
+    ]
+    with pytest.raises(JobSpecError, match=rf"Add {source}/one.py to them"):
+        package_script(source / "train.py", extra_modules=[source / "helpers"], output_dir=source)
+
+
+def test_one_text_is_not_taken_for_a_list_of_its_letters(source: Path) -> None:
+    (refusal,) = refusals(source / "one.py", requirements="torch", output_dir=source)
+    assert refusal == "requirements: it is one text, 'torch'."
+    with pytest.raises(JobSpecError, match=r"args=\['--lr=1'\]"):
+        make(source).to_spec(IMAGE, "gs://b/a.tar.gz", "--lr=1")
 
 
 def test_every_fault_is_told_at_once(source: Path) -> None:
@@ -294,7 +312,7 @@ def test_a_distribution_names_packages_modules_and_data_apart() -> None:
         assert file is not None
         told = file.read().decode()
     assert told == (
-        "[metadata]\nname = a-b\nversion = 1\n[options]\npackage_dir =\n    = src\npython_requires = >=3.9\n"
-        "packages =\n    p\n    p.q\npy_modules =\n    a\ninstall_requires =\n    c>=1\n"
+        "[metadata]\nname = a-b\nversion = 1\n[options]\npackage_dir =\n    = src\npackages =\n    p\n    p.q\n"
+        "py_modules =\n    a\ninstall_requires =\n    c>=1\npython_requires =\n    >=3.9\n"
         "[options.package_data]\np.q =\n    x.json\np =\n    r/s.py\n"
     )

@@ -6,7 +6,6 @@ import fnmatch
 import json
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from google.cloud.aiplatform import hyperparameter_tuning
 from google.cloud.aiplatform.utils import worker_spec_utils
 from google.cloud.aiplatform_v1.types import ContainerSpec, CustomJob, DiskSpec, MachineSpec, WorkerPoolSpec
 from google.protobuf.json_format import ParseError
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from transformers.models.auto import modeling_auto
 
 A100_NODE = {
@@ -133,12 +132,14 @@ def test_a_resume_that_looks_for_other_names_finds_nothing() -> None:
 
 
 def test_an_iterator_made_in_every_step_yields_the_first_batch_for_ever() -> None:
-    loader: DataLoader[Any] = DataLoader(range(6), batch_size=2)
-    assert [next(iter(loader)).tolist() for _ in range(3)] == [[0, 1]] * 3
+    loader = DataLoader(TensorDataset(torch.arange(6)), batch_size=2)
+    assert [next(iter(loader))[0].tolist() for _ in range(3)] == [[0, 1]] * 3
 
 
 def test_a_sampler_that_is_not_told_the_epoch_repeats_the_order_but_no_sample() -> None:
-    samplers = [DistributedSampler(range(12), num_replicas=2, rank=rank) for rank in range(2)]
+    dataset = TensorDataset(torch.arange(12))
+    samplers: list[DistributedSampler[int]]
+    samplers = [DistributedSampler(dataset, num_replicas=2, rank=rank) for rank in range(2)]
     epochs = [[list(sampler) for sampler in samplers] for _ in range(2)]
     assert epochs[0] == epochs[1]
     assert sorted(epochs[0][0] + epochs[0][1]) == list(range(12))

@@ -115,7 +115,7 @@ GOOD: dict[str, tuple[CustomJobSpec, Context]] = {
     ),
     "SPOT": (
         nodes(L4, 2, scheduling=replace(RESTARTS, strategy="SPOT")),
-        Context(through_gcpc=True, strategy="fsdp"),
+        Context(through_gcpc=True, strategy="fsdp-full"),
     ),
     "GB200 of a reservation": (
         nodes(

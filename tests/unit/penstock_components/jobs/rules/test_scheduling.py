@@ -1,0 +1,157 @@
+"""Schedules that hang, wait or stop otherwise than meant, one fault at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from penstock_components.jobs.messages import MachineSpec, Scheduling
+from unit.penstock_components.jobs.rules.specs import (
+    A100,
+    CPU,
+    H100,
+    L4,
+    OUTPUT,
+    RESERVATION,
+    RESTARTS,
+    findings,
+    job,
+    nodes,
+    pool,
+    refused,
+    warned,
+)
+
+FLEX = replace(RESTARTS, strategy="FLEX_START")
+
+
+@pytest.mark.parametrize(("old", "new"), [("ON_DEMAND", "STANDARD"), ("LOW_COST", "SPOT")])
+def test_a_deprecated_strategy_is_a_warning_that_names_the_new_one(old: str, new: str) -> None:
+    spec = job(scheduling=Scheduling(strategy=old))
+    warned(spec, "scheduling.strategy", "strategy-deprecated", f"{old} is deprecated", f"Write {new}.")
+
+
+@pytest.mark.parametrize(
+    ("timeout", "word"),
+    [
+        (timedelta(days=7, seconds=1), "7 days"),
+        (timedelta(days=30), "resume from its checkpoint"),
+        (timedelta(0), "no running time"),
+        (timedelta(seconds=-5), "no running time"),
+    ],
+)
+def test_a_job_runs_seven_days_at_most(timeout: timedelta, word: str) -> None:
+    refused(job(scheduling=Scheduling(timeout=timeout)), "scheduling.timeout", "timeout", word)
+
+
+def test_seven_days_are_taken() -> None:
+    assert findings(job(scheduling=Scheduling(timeout=timedelta(days=7)))) == []
+
+
+@pytest.mark.parametrize("strategy", ["", "STANDARD", "SPOT"])
+def test_only_flex_start_waits(strategy: str) -> None:
+    spec = job(
+        scheduling=Scheduling(strategy=strategy, max_wait_duration=timedelta(hours=2)),
+        base_output_directory=OUTPUT,
+    )
+    path = "scheduling.max_wait_duration"
+    refused(spec, path, "max-wait-strategy", strategy or "STANDARD", "FLEX_START")
+
+
+def test_the_wait_that_the_op_has_by_default_is_no_fault() -> None:
+    spec = job(scheduling=Scheduling(strategy="STANDARD", max_wait_duration=timedelta(days=1)))
+    assert findings(spec, through_gcpc=True) == []
+
+
+def test_flex_start_waits_for_ever_but_not_less() -> None:
+    assert findings(job(pool(L4), scheduling=replace(FLEX, max_wait_duration=timedelta(0)))) == []
+    spec = job(pool(L4), scheduling=replace(FLEX, max_wait_duration=timedelta(seconds=-1)))
+    refused(spec, "scheduling.max_wait_duration", "max-wait", "waits for ever")
+
+
+def test_flex_start_wants_one_kind_of_machine() -> None:
+    spec = job(pool(A100), pool(L4), scheduling=FLEX, base_output_directory=OUTPUT)
+    refused(
+        spec,
+        "worker_pool_specs[1].machine_spec",
+        "flex-start-machines",
+        "g2-standard-24 with 2 x NVIDIA_L4 is not a2-highgpu-8g with 8 x NVIDIA_TESLA_A100",
+    )
+
+
+@pytest.mark.parametrize(
+    ("machine", "word"),
+    [
+        (CPU, "machines without GPUs"),
+        (
+            MachineSpec(
+                machine_type="n1-standard-8", accelerator_type="NVIDIA_TESLA_T4", accelerator_count=1
+            ),
+            "NVIDIA_TESLA_T4",
+        ),
+    ],
+)
+def test_flex_start_has_gpus_of_five_families(machine: MachineSpec, word: str) -> None:
+    refused(
+        job(pool(machine), scheduling=FLEX),
+        "worker_pool_specs[0].machine_spec.machine_type",
+        "flex-start-accelerator",
+        word,
+        "NVIDIA_L4",
+        "NVIDIA_B200",
+    )
+
+
+def test_flex_start_takes_nothing_out_of_a_reservation() -> None:
+    spec = job(pool(replace(H100, reservation_affinity=RESERVATION)), scheduling=FLEX)
+    path = "worker_pool_specs[0].machine_spec.reservation_affinity"
+    refused(spec, path, "flex-start-reservation", "no machine out of a reservation")
+
+
+def test_gpus_on_several_nodes_have_to_restart_together() -> None:
+    spec = nodes(A100, 2, scheduling=Scheduling())
+    refused(
+        spec,
+        "scheduling.restart_job_on_worker_restart",
+        "restart-job",
+        "NCCL group",
+        "cannot join",
+        "Set it to true",
+    )
+
+
+def test_our_trainer_on_several_cpu_nodes_has_to_restart_together_as_well() -> None:
+    spec = nodes(CPU, 2, scheduling=Scheduling())
+    refused(spec, "scheduling.restart_job_on_worker_restart", "restart-job", strategy="ddp")
+    assert findings(spec) == []
+
+
+def test_one_node_and_parameter_servers_need_no_restart_of_the_job() -> None:
+    assert findings(job(pool(A100)), strategy="fsdp-full") == []
+    assert findings(job(pool(L4), pool(L4, 3), pool(replicas=2))) == []
+
+
+def test_retries_cannot_be_off_where_the_nodes_have_to_restart_together() -> None:
+    spec = nodes(A100, 2, scheduling=replace(RESTARTS, disable_retries=True))
+    refused(
+        spec,
+        "scheduling.disable_retries",
+        "disable-retries-group",
+        "sets restart_job_on_worker_restart to false",
+        "Remove disable_retries",
+    )
+
+
+def test_retries_off_and_restarts_on_contradict_each_other() -> None:
+    spec = job(scheduling=replace(RESTARTS, disable_retries=True))
+    refused(spec, "scheduling.disable_retries", "disable-retries-restart", "Keep one")
+    assert findings(job(scheduling=Scheduling(disable_retries=True))) == []
+
+
+def test_spot_on_a_persistent_resource_is_a_warning_that_says_it_is_not_documented() -> None:
+    spec = job(
+        persistent_resource_id="shared", scheduling=Scheduling(strategy="SPOT"), base_output_directory=OUTPUT
+    )
+    warned(spec, "scheduling.strategy", "spot-persistent-resource", "not documented")
