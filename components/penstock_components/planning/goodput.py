@@ -32,8 +32,8 @@ class Interruptions:
 
     def __post_init__(self) -> None:
         for name in ("node_mtbf_hours", "restart_seconds", "save_stall_seconds"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} {getattr(self, name)} must be above 0.")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} {getattr(self, name)} must be above 0 and finite.")
 
     def mtbf_seconds(self, num_nodes: int) -> float:
         """Of a job that stops when any of its machines does: losses add up (machines fail independently)."""
