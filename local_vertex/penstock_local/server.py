@@ -157,6 +157,7 @@ class LocalVertex:
             images=images,
             logs=self._logs,
             record=record,
+            objects=self.objects,
             client_environment={
                 **environment.set,
                 # Temporary files of tasks and replicas stay below the state directory as well.

@@ -45,7 +45,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Self
 
 from penstock_trainer.cluster import Cluster
 from penstock_trainer.launch import LaunchError, require_runnable, visible_accelerators

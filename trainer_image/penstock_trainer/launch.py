@@ -32,7 +32,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Self
 
 from penstock_trainer.cluster import Cluster
 from penstock_trainer.contract.checkpoint import Owner

@@ -35,7 +35,9 @@ def main(argv: Sequence[str]) -> int:
     """Print the shape and return the exit code: 2 for a model that cannot be told, with the reason on stderr."""
     parser = argparse.ArgumentParser(prog="python -m penstock_trainer.model_shape")
     parser.add_argument("--config", required=True, help="the job config as JSON")
-    parser.add_argument("--vocab-size", type=int, default=0, help="of the dataset; for a model without a source")
+    parser.add_argument(
+        "--vocab-size", type=int, default=0, help="of the dataset; for a model without a source"
+    )
     arguments = parser.parse_args(argv)
     try:
         config = parse_json(JobConfig, arguments.config, "--config (the output of JobConfig.to_json())")

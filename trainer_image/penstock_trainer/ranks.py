@@ -13,7 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Self
 
 from penstock_trainer.observe.structured_logs import structured
 from penstock_trainer.outcome import RankEnd, read_end

@@ -263,6 +263,7 @@ def _open_store(host: str, port: int, listen_fd: int | None) -> TCPStore:
         is_master=listen_fd is not None,
         wait_for_workers=False,
         master_listen_fd=listen_fd,
+        use_libuv=listen_fd is None,  # torch 2.4 refuses a bound socket for its libuv server
         timeout=_SERVE_TIMEOUT,
     )
     store.set_timeout(_CALL_TIMEOUT)

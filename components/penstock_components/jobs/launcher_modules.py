@@ -14,7 +14,7 @@ REQUIREMENTS = ("google-crc32c>=1.5",)
 """What those modules import beside the standard library and the torch that the image has."""
 STORAGE_REQUIREMENTS = ("google-cloud-storage>=3.4",)
 """What they import besides when a checkpoint directory is copied to Cloud Storage."""
-PYTHON = (3, 11)
+PYTHON = (3, 10)
 """The lowest version that runs them."""
 
 # The second is no import: ranks.py starts it by its path.

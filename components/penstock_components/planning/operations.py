@@ -72,14 +72,19 @@ def layer_operations(model: ModelConfig, sizes: Sizes) -> list[Operation]:
     return [*_attention(model, sizes), *_feed_forward(model, sizes)]
 
 
-def norm(name: str, source: str, output: str, weight: str, *, dim: int, count: int, sizes: Sizes) -> Operation:
+def norm(source: str, output: str, weight: str, *, dim: int, count: int, sizes: Sizes) -> Operation:
     """RMSNorm of `count` vectors of `dim` elements for each token."""
     numel = sizes.tokens * count * dim
     scale = FP32 * sizes.tokens * count
     item = sizes.residual_item if count == 1 else sizes.item
     if not sizes.is_cpu:
         return Operation(
-            inputs=(source,), output=output, size=numel * item, saved=(source,), extra=scale, weights=(weight,)
+            inputs=(source,),
+            output=output,
+            size=numel * item,
+            saved=(source,),
+            extra=scale,
+            weights=(weight,),
         )
     widened = 0 if item == FP32 else FP32 * numel
     return Operation(
@@ -97,15 +102,15 @@ def norm(name: str, source: str, output: str, weight: str, *, dim: int, count: i
 def _attention(model: ModelConfig, sizes: Sizes) -> Iterator[Operation]:
     q_dim, kv_dim = model.num_heads * model.dims_per_head, model.num_kv_heads * model.dims_per_head
     q_size, kv_size = sizes.tokens * q_dim * sizes.item, sizes.tokens * kv_dim * sizes.item
-    yield norm("norm", "x", "h", "input_layernorm.weight", dim=model.dim, count=1, sizes=sizes)
+    yield norm("x", "h", "input_layernorm.weight", dim=model.dim, count=1, sizes=sizes)
     source = yield from _cast("h", model.dim, sizes)
     yield _linear(source, "q0", q_size, "self_attn.q_proj", has_bias=model.family == "qwen2")
     yield _linear(source, "k0", kv_size, "self_attn.k_proj", has_bias=model.family == "qwen2")
     q, k = "q0", "k0"
     if model.family == "qwen3":
         heads = {"dim": model.dims_per_head, "sizes": sizes}
-        yield norm("q_norm", q, "q1", "self_attn.q_norm.weight", count=model.num_heads, **heads)  # type: ignore[arg-type]
-        yield norm("k_norm", k, "k1", "self_attn.k_norm.weight", count=model.num_kv_heads, **heads)  # type: ignore[arg-type]
+        yield norm(q, "q1", "self_attn.q_norm.weight", count=model.num_heads, **heads)  # type: ignore[arg-type]
+        yield norm(k, "k1", "self_attn.k_norm.weight", count=model.num_kv_heads, **heads)  # type: ignore[arg-type]
         q, k = "q1", "k1"
     yield _turned(q, "q", q_size, sizes)
     yield _turned(k, "k", kv_size, sizes)
@@ -135,7 +140,7 @@ def _flash_backward(model: ModelConfig, sizes: Sizes) -> int:
 
 def _feed_forward(model: ModelConfig, sizes: Sizes) -> Iterator[Operation]:
     inner, residual = sizes.tokens * model.ffn_dim * sizes.item, sizes.tokens * model.dim
-    yield norm("post", "x_mid", "h2", "post_attention_layernorm.weight", dim=model.dim, count=1, sizes=sizes)
+    yield norm("x_mid", "h2", "post_attention_layernorm.weight", dim=model.dim, count=1, sizes=sizes)
     source = yield from _cast("h2", model.dim, sizes)
     yield _linear(source, "gate", inner, "mlp.gate_proj")
     yield Operation(inputs=("gate",), output="silu", size=inner, saved=("gate",))

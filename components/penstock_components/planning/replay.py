@@ -1,17 +1,17 @@
 """One training step, replayed with the bytes of its tensors: forward, backward and the optimizer's step.
 
-The order of what is made and freed is that of torch 2.13's autograd for penstock_trainer.model.decoder and
-penstock_trainer.model.objective. What an engine adds to it, gathered parameters and what becomes of gradients, is in
-`penstock_components.planning.engines`.
+The order in which tensors are made and freed is that of torch 2.13's autograd for penstock_trainer.model.decoder and
+penstock_trainer.model.objective. What an engine adds, gathered parameters and what becomes of gradients, is in
+`penstock_components.planning.engines`. What a kernel needs only within itself is not seen, nor what torch.compile saves.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from penstock_components.planning.engines import EngineReplay
-from penstock_components.planning.ledger import Kind, Ledger
+from penstock_components.planning.ledger import Ledger
 from penstock_components.planning.operations import Operation, Sizes, layer_operations, norm
 from penstock_components.planning.placement import FP32, Placement
 from penstock_trainer.contract.config import ModelConfig
@@ -20,12 +20,15 @@ _INT64 = 8
 
 
 def replay_step(at: Placement, model: ModelConfig, ledger: Ledger, engine: EngineReplay) -> None:
-    """Take and give what one optimizer step does. The states that are held between steps are in the ledger already."""
+    """Take and give what an optimizer step does. What is held between steps is in the ledger already."""
     sizes = Sizes.of(at)
-    batch = 2 * _INT64 * sizes.tokens * at.accumulation  # ids and labels
+    batch = _INT64 * at.micro_batch * at.accumulation * (at.config.data.seq_len + 1)
     ledger.take("other", batch)
+    micro_batch = _MicroBatch(at, model, ledger, engine, sizes)
     for index in range(at.accumulation):
-        _MicroBatch(at, model, ledger, engine, sizes).run(is_first=index == 0, is_last=index == at.accumulation - 1)
+        engine.begin(is_first=index == 0, is_last=index == at.accumulation - 1)
+        micro_batch.forward()
+        micro_batch.backward()
     engine.step()
     ledger.give("other", batch)
 
@@ -35,99 +38,174 @@ class _MicroBatch:
         self, at: Placement, model: ModelConfig, ledger: Ledger, engine: EngineReplay, sizes: Sizes
     ) -> None:
         self._at, self._model, self._ledger, self._engine, self._sizes = at, model, ledger, engine, sizes
-        self._operations = layer_operations(model, sizes)
-        self._residual = sizes.tokens * model.dim * sizes.residual_item
+        self._width = sizes.tokens * model.dim
+        operations = layer_operations(model, sizes)
+        mode = at.engine.activation_checkpointing
         self._layers = [
-            _Layer(self._operations, at.engine.activation_checkpointing, ledger, engine, f"layers.{index}.")
+            _Block(operations, mode, ledger, engine, prefix=f"layers.{index}.", item=sizes.item)
             for index in range(model.num_layers)
         ]
-        final = norm("norm", "x", "hidden", "norm.weight", dim=model.dim, count=1, sizes=sizes)
-        self._final = _Layer([final], "none", ledger, engine, "")
+        final = norm("x", "hidden", "norm.weight", dim=model.dim, count=1, sizes=sizes)
+        self._final = _Block([final], "none", ledger, engine, prefix="", item=sizes.item)
+        self._angles = 2 * FP32 * at.config.data.seq_len * (model.dims_per_head // 2)
+        self._labels = _INT64 * sizes.tokens  # flattened
+        self._head = "embed_tokens.weight" if model.tie_embeddings else "lm_head.weight"
 
-    def run(self, *, is_first: bool, is_last: bool) -> None:
-        angles = 2 * FP32 * self._at.config.data.seq_len * self._model.dims_per_head // 2
-        self._engine.begin(is_first=is_first, is_last=is_last)
-        self._ledger.take("other", angles)
-        self._ledger.take("activations", self._residual)  # the embedded tokens
+    def forward(self) -> None:
+        self._ledger.take("other", self._angles)
+        self._ledger.take("activations", self._width * self._sizes.residual_item)  # the embedded tokens
         for index, layer in enumerate(self._layers):
             self._engine.enter(index)
             layer.forward()
             self._engine.leave(index)
         self._final.forward()
+        if self._at.engine.loss_chunk_tokens:
+            self._chunked_loss()
+        else:
+            self._whole_loss()
+
+    def backward(self) -> None:
         self._engine.begin_backward()
-        self._head_and_loss()
+        if self._at.engine.loss_chunk_tokens:
+            self._chunked_gradient()
+        else:
+            self._whole_gradient()
         self._final.backward()
         for index, layer in reversed(list(enumerate(self._layers))):
             self._engine.enter_backward(index)
             layer.backward()
             self._engine.leave_backward(index)
-        self._ledger.give("other", angles)
-        self._engine.gradient("embed_tokens.weight", source=self._residual)
+        self._ledger.give("other", self._angles)
+        self._embedding_gradient()
         self._engine.end_backward()
 
-    def _head_and_loss(self) -> None:
-        """From `hidden`, which is given up, to its gradient, of the same size."""
-        hidden = self._sizes.tokens * self._model.dim * self._sizes.residual_item
-        if self._at.engine.loss_chunk_tokens:
-            self._chunked(hidden)
-        else:
-            self._whole_logits(hidden)
+    @property
+    def _logits(self) -> int:
+        """Elements."""
+        return self._sizes.tokens * self._at.shape.vocab_size
 
-    def _whole_logits(self, hidden: int) -> None:
-        """Logits, their log-softmax, which backward reads, and two gradients of that size (aten's nll_loss_backward and
-        _log_softmax_backward_data), in fp32; narrow logits have a copy for that."""
-        ledger, sizes = self._ledger, self._sizes
-        numel = sizes.tokens * self._at.shape.vocab_size
-        wide, narrow = FP32 * numel, sizes.item * numel
-        cast = sizes.tokens * self._model.dim * sizes.item if sizes.item != sizes.residual_item else 0
-        ledger.take("activations", cast)
-        ledger.take("logits", narrow)
-        if narrow != wide:
-            ledger.take("logits", wide)
-        ledger.take("logits", wide)  # log-softmax
-        ledger.give("logits", narrow if narrow == wide else narrow + wide)
-        ledger.take("logits", wide)  # gradient of the log-softmax
-        ledger.take("logits", wide)  # gradient of the logits
+    @property
+    def _cast(self) -> int:
+        """Bytes of the narrow copy that the head reads under autocast; 0 without."""
+        sizes = self._sizes
+        return self._width * sizes.item if sizes.item != sizes.residual_item else 0
+
+    def _whole_loss(self) -> None:
+        """Logits, in fp32 too where they are narrow, and their log-softmax, which backward reads."""
+        ledger, narrow, wide = self._ledger, self._sizes.item * self._logits, FP32 * self._logits
+        made = narrow if narrow == wide else narrow + wide
+        ledger.take("activations", self._cast)
+        if self._cast:
+            ledger.give("activations", self._width * self._sizes.residual_item)
+        ledger.take("logits", made)
+        ledger.take("other", self._labels)
+        ledger.take("logits", wide)
+        ledger.give("logits", made)
+
+    def _whole_gradient(self) -> None:
+        """Of log-softmax and of logits (aten's nll_loss_backward, _log_softmax_backward_data), then of head and hidden."""
+        ledger, narrow, wide = self._ledger, self._sizes.item * self._logits, FP32 * self._logits
+        ledger.take("logits", wide)
+        ledger.give("other", self._labels)
+        ledger.take("logits", wide)
         ledger.give("logits", 2 * wide)
         if narrow != wide:
             ledger.take("logits", narrow)
             ledger.give("logits", wide)
-        gradient = cast or hidden
-        ledger.take("activations", gradient)
-        self._engine.make_gradient(self._head)
+        read = self._cast or self._width * self._sizes.residual_item
+        self._engine.make_gradient(self._head, self._sizes.item)
+        ledger.take("activations", read)
+        ledger.give("activations", read)  # the hidden states go, their gradient stays
         ledger.give("logits", narrow)
-        ledger.give("activations", cast or hidden)
-        if cast:
-            ledger.pass_through("activations", hidden)
-            ledger.take("activations", hidden - gradient)
-            ledger.give("activations", hidden)
-        self._engine.finish_gradient(self._head)
-
-    def _chunked(self, hidden: int) -> None:
-        """Gradients of hidden and head are made in forward, chunk by chunk (penstock_trainer.model.linear_loss)."""
-        ledger, sizes, engine = self._ledger, self._sizes, self._at.engine
-        chunk = min(engine.loss_chunk_tokens, sizes.tokens)
-        several = 2 if sizes.tokens > chunk else 1
-        head = self._at.shape.vocab_size * self._model.dim
-        logits = FP32 * chunk * self._at.shape.vocab_size
-        narrow = 0 if sizes.item == FP32 else sizes.item * chunk * self._at.shape.vocab_size
-        ledger.take("logits", hidden + FP32 * head)
-        ledger.pass_through("logits", several * (logits + narrow))
-        ledger.pass_through("logits", logits + narrow + sizes.item * head)
-        ledger.give("activations", hidden)
-        ledger.take("activations", hidden)
-        self._engine.make_gradient(self._head)
-        ledger.pass_through("logits", 0 if sizes.item == FP32 else FP32 * head)
-        ledger.give("logits", hidden + FP32 * head)
-        self._engine.finish_gradient(self._head)
+        if self._cast:
+            ledger.take("activations", self._width * self._sizes.residual_item)
+            ledger.give("activations", self._cast)
+        if not self._model.tie_embeddings:
+            self._engine.finish_gradient(self._head, self._sizes.item)
 
     @property
-    def _head(self) -> str:
-        return "embed_tokens.weight" if self._model.tie_embeddings else "lm_head.weight"
+    def _chunk_gradients(self) -> int:
+        """Bytes of the gradients of hidden and head that forward leaves to backward."""
+        head = self._at.shape.vocab_size * self._model.dim
+        return self._width * self._sizes.residual_item + FP32 * head
+
+    def _chunked_loss(self) -> None:
+        """Gradients are made in forward, a chunk's logits at a time (penstock_trainer.model.linear_loss). A chunk's logits
+        go when the next one's are there."""
+        sizes, tokens = self._sizes, min(self._at.engine.loss_chunk_tokens, self._sizes.tokens)
+        logits = FP32 * tokens * self._at.shape.vocab_size
+        copies = 0 if sizes.item == FP32 else 2 * sizes.item * tokens * self._at.shape.vocab_size
+        several = 2 if sizes.tokens > tokens else 1
+        head = self._at.shape.vocab_size * self._model.dim
+        self._ledger.take("logits", self._chunk_gradients)
+        self._ledger.take("other", self._labels)
+        self._ledger.pass_through("logits", several * logits + copies)
+        self._ledger.pass_through("logits", logits + copies + sizes.item * head)
+        self._ledger.give("other", self._labels)
+        self._ledger.give("activations", self._width * self._sizes.residual_item)
+
+    def _chunked_gradient(self) -> None:
+        """They are scaled, in fp32."""
+        sizes, head = self._sizes, FP32 * self._at.shape.vocab_size * self._model.dim
+        self._ledger.take("activations", self._width * sizes.residual_item)
+        if sizes.item != FP32:
+            self._ledger.pass_through("logits", head)
+        self._engine.make_gradient(self._head, sizes.item)
+        self._ledger.give("logits", self._chunk_gradients)
+        if not self._model.tie_embeddings:
+            self._engine.finish_gradient(self._head, sizes.item)
+
+    def _embedding_gradient(self) -> None:
+        """A tied embedding's gradient as a head has waited for this one, to which it is added."""
+        name, item = "embed_tokens.weight", self._sizes.residual_item
+        self._engine.make_gradient(name, item)
+        self._ledger.give("activations", self._width * self._sizes.residual_item)
+        if self._model.tie_embeddings:
+            self._engine.add_gradient(name, self._sizes.item)
+        self._engine.finish_gradient(name, item)
 
 
-class _Layer:
-    """The operations of one block, forward and backward, with the tensors that live between them."""
+class _Tensors:
+    """Tensors by name, each alive as long as it has holders."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._sizes: dict[str, int] = {}
+        self._holders: Counter[str] = Counter()
+
+    def make(self, name: str, size: int) -> None:
+        """With a first holder."""
+        self._ledger.take("activations", size)
+        self.adopt(name, size)
+
+    def adopt(self, name: str, size: int) -> None:
+        """One that is in the ledger."""
+        self._sizes[name] = size
+        self._holders[name] = 1
+
+    def hold(self, name: str) -> None:
+        """With one holder more."""
+        self._holders[name] += 1
+
+    def drop(self, name: str) -> None:
+        """With one holder fewer; without any it is freed."""
+        self._holders[name] -= 1
+        if not self._holders[name]:
+            self._ledger.give("activations", self._sizes.pop(name))
+            del self._holders[name]
+
+    def leave(self, name: str) -> None:
+        """To the caller, who frees it."""
+        self._holders[name] -= 1
+        assert not self._holders[name], f"{name} is still used"
+        del self._sizes[name], self._holders[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sizes
+
+
+class _Block:
+    """The operations of one block and the tensors that live from its forward to its backward."""
 
     def __init__(
         self,
@@ -135,46 +213,121 @@ class _Layer:
         checkpointing: str,
         ledger: Ledger,
         engine: EngineReplay,
+        *,
         prefix: str,
+        item: int,
     ) -> None:
         self._operations = operations
         self._recomputes = checkpointing != "none"
-        self._keeps_costly = checkpointing == "selective"
-        self._ledger = ledger
-        self._engine = engine
-        self._prefix = prefix
-        self._size = {operation.output: operation.size for operation in operations}
-        self._holders: Counter[str] = Counter()
-        self._cached: set[str] = set()
-        self._source = operations[0].inputs[0]
+        self._caches = (
+            {op.output for op in operations if op.is_costly} if checkpointing == "selective" else set()
+        )
+        self._ledger, self._engine, self._prefix, self._item = ledger, engine, prefix, item
+        self._tensors = _Tensors(ledger)
+        self._input, self._output = operations[0].inputs[0], operations[-1].output
+        self._input_size = operations[-1].size  # a block keeps the width of the residual stream
 
     def forward(self) -> None:
-        """From the input, which the caller has taken, to the output, which the next one gives up."""
-        self._run(saves=not self._recomputes, caches=self._keeps_costly)
+        """From the input, which the caller has made, to the output, which is the caller's."""
+        tensors = self._tensors
+        tensors.adopt(self._input, self._input_size)
+        if self._recomputes:
+            tensors.hold(self._input)
+        self._run(self._operations, saves=not self._recomputes)
+        tensors.leave(self._output)
 
     def backward(self) -> None:
-        """From the gradient of the output, which is there, to that of the input."""
+        """From the gradient of the output, which the caller has made, to that of the input, which is the caller's."""
         if self._recomputes:
             self._recompute()
-        self._gradients()
+        gradients = _Tensors(self._ledger)
+        gradients.adopt("gradient", self._input_size)
+        of = {self._output: "gradient"}
+        for operation in reversed(self._operations):
+            self._backward(operation, gradients, of)
+        gradients.leave(of[self._input])
+        for name in self._caches:
+            if name in self._tensors:
+                self._tensors.drop(name)
 
     def _recompute(self) -> None:
-        self._run(saves=True, caches=False)
-        self._ledger.give("activations", self._size[self._operations[-1].output])
+        """Up to the last tensor that backward reads."""
+        last = max(index for index, operation in enumerate(self._operations) if operation.saved)
+        self._tensors.hold(self._input)
+        self._run(self._operations[:last], saves=True)
+        final = self._operations[last]
+        for name in final.saved:
+            self._tensors.hold(name)
+        self._ledger.take("activations", final.extra)
+        for name in self._unused(self._operations[:last]):
+            self._tensors.drop(name)
+        self._tensors.drop(self._input)
 
-    def _run(self, *, saves: bool, caches: bool) -> None:
-        uses = Counter(name for operation in self._operations for name in operation.inputs)
-        self._holders[self._source] += uses[self._source] + (1 if self._recomputes and not saves else 0)
-        for operation in self._operations:
-            self._make(operation, uses[operation.output])
+    def _unused(self, operations: Sequence[Operation]) -> Iterable[str]:
+        """What was made for operations that are not run."""
+        used = {name for operation in operations for name in operation.inputs}
+        return [operation.output for operation in operations if operation.output not in used]
+
+    def _run(self, operations: Sequence[Operation], *, saves: bool) -> None:
+        """Each tensor is held by its maker until the last operation that reads it has run."""
+        last_use = {name: index for index, operation in enumerate(operations) for name in operation.inputs}
+        for index, operation in enumerate(operations):
+            self._make(operation, saves=saves)
             self._ledger.pass_through("activations", operation.work)
-            if saves:
-                for name in operation.saved:
-                    self._holders[name] += 1
-                self._ledger.take("activations", operation.extra)
-            elif caches and operation.is_costly:
-                self._cached.add(operation.output)
-                self._holders[operation.output] += 1
-                self._ledger.take("activations", operation.extra)
+            for name in set(operation.inputs):
+                if last_use[name] == index:
+                    self._tensors.drop(name)
+
+    def _make(self, operation: Operation, *, saves: bool) -> None:
+        is_cached = operation.output in self._caches
+        if saves and is_cached:
+            pass  # its cache's hold is the maker's now
+        else:
+            self._tensors.make(operation.output, operation.size)
+        if saves:
+            for name in operation.saved:
+                self._tensors.hold(name)
+            self._ledger.take("activations", operation.extra)
+        elif is_cached:
+            self._tensors.hold(operation.output)
+
+    def _backward(self, operation: Operation, gradients: _Tensors, of: dict[str, str]) -> None:
+        arriving = of.pop(operation.output)
+        if operation.is_sum:
             for name in operation.inputs:
-                self._drop(name)
+                self._pass_on(name, arriving, gradients, of)
+        else:
+            for weight in operation.weights:
+                self._engine.make_gradient(self._prefix + weight, self._item)
+            for name in operation.inputs:
+                self._make_gradient(name, operation, gradients, of)
+            self._ledger.pass_through("activations", operation.backward_work)
+        for name in operation.saved:
+            self._tensors.drop(name)
+        self._ledger.give("activations", operation.extra)
+        gradients.drop(arriving)
+        for weight in operation.weights:
+            self._engine.finish_gradient(self._prefix + weight, self._item)
+
+    def _pass_on(self, name: str, arriving: str, gradients: _Tensors, of: dict[str, str]) -> None:
+        """The gradient of a sum is that of its terms; a second gradient is added to the first in place."""
+        if name not in of:
+            of[name] = arriving
+            gradients.hold(arriving)
+
+    def _make_gradient(
+        self, name: str, operation: Operation, gradients: _Tensors, of: dict[str, str]
+    ) -> None:
+        size = self._size_of(name)
+        if name in of:
+            self._ledger.pass_through("activations", size)
+            return
+        of[name] = f"gradient of {name}"
+        gradients.make(of[name], size)
+        del operation
+
+    def _size_of(self, name: str) -> int:
+        if name == self._input:
+            return self._input_size
+        operation = next(operation for operation in self._operations if operation.output == name)
+        return operation.size or self._size_of(operation.inputs[0])

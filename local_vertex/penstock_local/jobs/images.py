@@ -5,7 +5,8 @@
     entrypoint = ["python", "-m", "penstock_trainer"]  # what runs when a container spec has no command
     env = { OMP_NUM_THREADS = "1" }
 
-Tag and digest of an image are ignored: locally the working tree is what an image is built from.
+Tag and digest of an image are ignored: locally the working tree is what an image is built from. The executor image of a
+Python-package job is looked up here too; it needs no entry point, but pip and setuptools in its interpreter.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from typing import Any
 
 from google.cloud.aiplatform_v1.types import CustomJobSpec
 
+from penstock_local.api.messages import to_json
 from penstock_local.jobs.addresses import AddressBlock
 
 _TF_ROLES = ("chief", "worker", "ps", "evaluator")
@@ -32,6 +33,9 @@ class Replica:
     args: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
     accelerator_count: int
+    package_uris: tuple[str, ...] = ()
+    python_module: str = ""
+    """Of those packages, run in place of a command; empty for a container."""
 
     @property
     def name(self) -> str:
@@ -68,22 +72,25 @@ def replica_environment(
         **_node_level_variables(replica, cluster, addresses.open_port),
     }
     if len(replicas) > 1:
-        environment["TF_CONFIG"] = json.dumps(_tf_config(replica, cluster))
+        environment["TF_CONFIG"] = json.dumps(_tf_config(replica, cluster, spec))
     return environment
 
 
 def _replicas(spec: CustomJobSpec) -> Iterator[Replica]:
     for pool, pool_spec in enumerate(spec.worker_pool_specs):
-        container = pool_spec.container_spec
+        container, package = pool_spec.container_spec, pool_spec.python_package_spec
+        task = package or container
         for index in range(pool_spec.replica_count):
             yield Replica(
                 pool=pool,
                 index=index,
-                image=container.image_uri,
+                image=container.image_uri or package.executor_image_uri,
                 command=tuple(container.command),
-                args=tuple(container.args),
-                env=tuple((variable.name, variable.value) for variable in container.env),
+                args=tuple(task.args),
+                env=tuple((variable.name, variable.value) for variable in task.env),
                 accelerator_count=pool_spec.machine_spec.accelerator_count,
+                package_uris=tuple(package.package_uris),
+                python_module=package.python_module,
             )
 
 
@@ -95,22 +102,25 @@ def _cluster(replicas: Sequence[Replica], addresses: AddressBlock) -> dict[str, 
 
 
 def _cluster_spec(replica: Replica, cluster: dict[str, list[str]], addresses: AddressBlock) -> dict[str, Any]:
+    module, uris = replica.python_module, replica.package_uris
+    job = {"python_module": module, "package_uris": uris, "job_args": replica.args}
     return {
         "cluster": cluster,
         "environment": "cloud",
         "task": {"type": f"workerpool{replica.pool}", "index": replica.index},
         # A JSON string in the dumps of real jobs, although the documentation describes an object.
-        "job": json.dumps({"python_module": "", "package_uris": [], "job_args": list(replica.args)}),
+        "job": json.dumps(job),
         "open_ports": [addresses.open_port],
     }
 
 
-def _tf_config(replica: Replica, cluster: dict[str, list[str]]) -> dict[str, Any]:
+def _tf_config(replica: Replica, cluster: dict[str, list[str]], spec: CustomJobSpec) -> dict[str, Any]:
     roles = {_TF_ROLES[int(pool.removeprefix("workerpool"))]: hosts for pool, hosts in cluster.items()}
     roles.pop("evaluator", None)  # an evaluator is never part of the cluster that trains
     return {
         "cluster": roles,
         "environment": "cloud",
+        "job": to_json(spec),
         "task": {"type": _TF_ROLES[replica.pool], "index": replica.index},
     }
 

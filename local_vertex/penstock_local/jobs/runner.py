@@ -14,13 +14,16 @@ from typing import Protocol
 
 from google.cloud.aiplatform_v1.types import CustomJobSpec
 
+from penstock_local.jobs import package_start
 from penstock_local.jobs.addresses import AddressBlock, allocate
 from penstock_local.jobs.devices import divide, visible_devices
-from penstock_local.jobs.images import ImageMap
+from penstock_local.jobs.images import ImageMap, LocalImage
 from penstock_local.jobs.processes import ManagedProcess, ProcessRecord, base_environment
 from penstock_local.jobs.replicas import Replica, replica_environment, replicas_of
 from penstock_local.jobs.restarts import Action, RestartPolicy
 from penstock_local.logs import LogStore
+from penstock_local.storage import ObjectStore
+from penstock_local.storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +69,7 @@ class CustomJobRun:
     images: ImageMap
     logs: LogStore
     record: ProcessRecord
+    objects: ObjectStore
     client_environment: Mapping[str, str]
     project_number: int
     work_dir: Path
@@ -84,7 +88,7 @@ class CustomJobRun:
             self._start_all(replicas, addresses)
             listener.running()
             return self._follow(replicas, addresses)
-        except OSError as exc:
+        except (OSError, StorageError) as exc:
             return JobOutcome(error=f"a replica could not be started: {exc}")
         finally:
             self._stop_all()
@@ -176,7 +180,7 @@ class CustomJobRun:
             **dict(replica.env),
         }
         process = ManagedProcess(
-            image.command_line(replica.command, replica.args),
+            self._command_line(replica, image, directory),
             env=environment,
             cwd=directory,
             sink=lambda severity, line: self._log(replica.name, severity, line),
@@ -187,6 +191,20 @@ class CustomJobRun:
         waiter = threading.Thread(target=self._await, args=(replica, process), daemon=True)
         self._waiters.append(waiter)
         waiter.start()
+
+    def _command_line(self, replica: Replica, image: LocalImage, directory: Path) -> tuple[str, ...]:
+        """The program of a replica. Brings the packages of one that runs a Python module; raises StorageError."""
+        if not replica.python_module:
+            return image.command_line(replica.command, replica.args)
+        packages = []
+        for index, uri in enumerate(replica.package_uris):
+            bucket, _, name = uri.removeprefix("gs://").partition("/")
+            packages.append(directory / "packages" / str(index) / Path(name).name)
+            packages[-1].parent.mkdir(parents=True, exist_ok=True)
+            packages[-1].write_bytes(self.objects.read(bucket, name))
+        installed = str(directory / "packages" / "installed")
+        started = (str(image.python), package_start.__file__, installed, replica.python_module)
+        return (*started, *map(str, packages), "--", *replica.args)
 
     def _await(self, replica: Replica, process: ManagedProcess) -> None:
         self._events.put(_Exit(replica, process, process.wait()))

@@ -34,6 +34,7 @@ from penstock_local.services.fields import (
 from penstock_local.services.names import Place
 from penstock_local.services.resources import ResourceStore, list_page, now
 from penstock_local.services.running import RunningJobs
+from penstock_local.storage import ObjectStore
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class JobRuntime:
     images: ImageMap
     logs: LogStore
     record: ProcessRecord
+    objects: ObjectStore
     client_environment: Mapping[str, str]
     work_dir: Path
     validator: JobValidator | None = None
@@ -110,6 +112,7 @@ class JobService:
             images=self.runtime.images,
             logs=self.runtime.logs,
             record=self.runtime.record,
+            objects=self.runtime.objects,
             client_environment=self.runtime.client_environment,
             project_number=self.place.project_number,
             work_dir=self.runtime.work_dir / job_id,
@@ -194,6 +197,9 @@ class JobService:
         self.store.update(CustomJob, name, change)
 
     def _check(self, job: CustomJob) -> None:
+        findings = self.runtime.validator(to_json(job)) if self.runtime.validator else ()
+        if findings:
+            raise InvalidArgumentError("\n".join(findings))
         if not job.display_name:
             raise InvalidArgumentError("customJob.displayName is empty; give the job a name.")
         if not job.job_spec.worker_pool_specs:
@@ -214,9 +220,6 @@ class JobService:
             )
         for index, pool in enumerate(job.job_spec.worker_pool_specs):
             self._check_pool(f"customJob.jobSpec.workerPoolSpecs[{index}]", pool)
-        findings = self.runtime.validator(to_json(job)) if self.runtime.validator else ()
-        if findings:
-            raise InvalidArgumentError("; ".join(findings))
 
     def _check_pool(self, path: str, pool: Any) -> None:
         if pool.replica_count < 0:
@@ -225,14 +228,26 @@ class JobService:
             )
         if not pool.replica_count:
             return  # an empty pool holds the place of one that the job does not use
+        container, package = pool.container_spec, pool.python_package_spec
+        field = "pythonPackageSpec.executorImageUri" if package else "containerSpec.imageUri"
         try:
-            image = self.runtime.images.resolve(pool.container_spec.image_uri)
+            image = self.runtime.images.resolve(container.image_uri or package.executor_image_uri)
         except UnknownImageError as exc:
-            raise InvalidArgumentError(f"{path}.containerSpec.imageUri: {exc}") from exc
-        if not pool.container_spec.command and not image.entrypoint:
+            raise InvalidArgumentError(f"{path}.{field}: {exc}") from exc
+        if package:
+            _check_package(f"{path}.pythonPackageSpec", package)
+        elif not container.command and not image.entrypoint:
             raise InvalidArgumentError(
                 f"{path}.containerSpec.command is empty and the image map gives {image.repository} no entrypoint."
             )
+
+
+def _check_package(path: str, package: Any) -> None:
+    uris = list(package.package_uris)
+    if not uris or not all(uri.startswith("gs://") for uri in uris):
+        raise InvalidArgumentError(f"{path}.packageUris is {uris}; give gs:// URIs of source distributions.")
+    if not package.python_module:
+        raise InvalidArgumentError(f"{path}.pythonModule is empty; name the module that is run.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ CUSTOM_JOB_FIELDS = frozenset(
         "jobSpec.scheduling.timeout",
         "jobSpec.workerPoolSpecs.containerSpec",
         "jobSpec.workerPoolSpecs.machineSpec.acceleratorCount",
+        "jobSpec.workerPoolSpecs.pythonPackageSpec",
         "jobSpec.workerPoolSpecs.replicaCount",
     }
 )

@@ -71,7 +71,7 @@ def command(state: Path, *arguments: str) -> Sequence[str]:
     return [sys.executable, "-m", "penstock_local", "--state", str(state), *arguments]
 
 
-def start(directory: Path) -> StandIn:
+def start(directory: Path, *arguments: str) -> StandIn:
     """Start a stand-in below `directory` and wait until it serves."""
     images = directory / "images.toml"
     tables = [f'[images."{image}"]\npython = "{sys.executable}"\n' for image in (IMAGE, EXECUTOR_IMAGE)]
@@ -79,7 +79,7 @@ def start(directory: Path) -> StandIn:
     state, log = directory / "state", directory / "log.txt"
     with log.open("w") as output:
         process = subprocess.Popen(
-            command(state, "--bucket", BUCKET, "--images", str(images)),
+            command(state, "--bucket", BUCKET, "--images", str(images), *arguments),
             stdout=output,
             stderr=output,
             text=True,

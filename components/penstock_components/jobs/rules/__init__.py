@@ -17,10 +17,12 @@ from penstock_components.jobs.rules import (
     network,
     pools,
     reducers,
+    reservations,
     scheduling,
     secrets,
     storage,
     studies,
+    tpus,
 )
 from penstock_components.jobs.rules.context import Context
 from penstock_components.jobs.study import HyperparameterTuningJob
@@ -28,6 +30,8 @@ from penstock_components.jobs.study import HyperparameterTuningJob
 _RULES = (
     pools.check,
     machines.check,
+    tpus.check,
+    reservations.check,
     storage.check,
     scheduling.check,
     network.check,

@@ -1,17 +1,14 @@
-"""Machines and their accelerators, as the catalogue has them; reservations."""
+"""Machines and their accelerators, as the catalogue has them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from penstock_components.jobs.findings import Finding
 from penstock_components.jobs.messages import (
     CustomJobSpec,
     MachineSpec,
-    ReservationAffinity,
     Scheduling,
-    WorkerPoolSpec,
 )
 from penstock_components.jobs.nccl import settings_that_do_not_apply
 from penstock_components.jobs.rules.contents import (
@@ -22,6 +19,8 @@ from penstock_components.jobs.rules.contents import (
     quoted,
 )
 from penstock_components.jobs.rules.context import Context
+from penstock_components.jobs.rules.regions import check_region
+from penstock_components.jobs.rules.reservations import RESERVATION_KEY
 from penstock_components.machines.catalogue import (
     GpuMachine,
     MachineError,
@@ -30,27 +29,18 @@ from penstock_components.machines.catalogue import (
     gpu_machines,
     implied_accelerator,
     kind_of,
-    legacy_tpu,
-    legacy_tpus,
     nearest,
-    regions_of,
-    tpu_machine,
 )
 
-RESERVATION_KEY = "compute.googleapis.com/reservation-name"
-_RESERVATION = re.compile(r"projects/[^/]+/zones/[^/]+/reservations/[^/]+")
 _GONE = {"NVIDIA_TESLA_K80": "NVIDIA_TESLA_T4 or NVIDIA_L4"}
 """Names that the API still has, and what to take instead."""
 
 
 def check(spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
-    """Each pool's machine, accelerators, reservation and region."""
-    pools = list(filled_pools(spec))
-    for _, path, pool in pools:
+    """Each pool's machine, accelerators and region, and what its variables say of its network."""
+    for _, path, pool in filled_pools(spec):
         machine = pool.machine_spec or MachineSpec()
         yield from _machine(f"{path}.machine_spec", machine, spec, context)
-        yield from _reservation(f"{path}.machine_spec.reservation_affinity", machine, spec)
-    yield from _tpu_pools(pools)
     yield from _settings(spec)
 
 
@@ -77,9 +67,7 @@ def _machine(path: str, machine: MachineSpec, spec: CustomJobSpec, context: Cont
             )
     elif kind is None:
         yield _unknown(f"{path}.machine_type", name)
-    elif kind == "tpu":
-        yield from _tpu(path, machine, spec, context)
-    else:
+    elif kind != "tpu":
         yield from _host(path, machine, spec, context)
 
 
@@ -154,7 +142,7 @@ def _accelerator_fault(path: str, machine: MachineSpec) -> Finding | None:
         return Finding(
             path=f"{path}.accelerator_count",
             rule="gpu-partition",
-            reason=f"gpu_partition_size {machine.gpu_partition_size} goes with accelerator_count 1, not {count}.",
+            reason=f"gpu_partition_size {quoted(machine.gpu_partition_size)} goes with accelerator_count 1, not {count}.",
             fix="Write 1, or remove gpu_partition_size.",
         )
     if not kind:
@@ -204,7 +192,7 @@ def _availability(
             fix="Take a newer one, such as NVIDIA_L4 (g2-standard-12).",
             severity="warning",
         )
-    yield from _region(f"{path}.accelerator_type", row.accelerator_type, context)
+    yield from check_region(f"{path}.accelerator_type", row.accelerator_type, context)
     affinity = machine.reservation_affinity
     has_reservation = affinity is not None and affinity.reservation_affinity_type != "NO_RESERVATION"
     if has_reservation or on_persistent_resource(spec):
@@ -226,150 +214,3 @@ def _availability(
             fix="Set scheduling.strategy to SPOT or FLEX_START.",
             severity="warning",
         )
-
-
-def _region(path: str, name: str, context: Context) -> Iterator[Finding]:
-    regions = regions_of(name)
-    if context.location and regions is not None and context.location not in regions:
-        yield Finding(
-            path=path,
-            rule="region",
-            reason=f"the quota page (catalogue of {catalogue_date()}) has no {name} in {context.location}.",
-            fix=f"It has it in {', '.join(regions)}.",
-            severity="warning",
-        )
-
-
-def _reservation(path: str, machine: MachineSpec, spec: CustomJobSpec) -> Iterator[Finding]:
-    affinity = machine.reservation_affinity
-    if affinity is None:
-        return
-    if on_persistent_resource(spec) and affinity.reservation_affinity_type != "NO_RESERVATION":
-        yield Finding(
-            path=path,
-            rule="reservation-persistent-resource",
-            reason="a persistent resource holds its machines already; a reservation does not go with it.",
-            fix="Remove reservation_affinity, or persistent_resource_id.",
-        )
-    elif not affinity.reservation_affinity_type:
-        meant = "SPECIFIC_RESERVATION" if affinity.values else "ANY_RESERVATION or NO_RESERVATION"
-        yield Finding(
-            path=f"{path}.reservation_affinity_type",
-            rule="required",
-            reason="it is missing.",
-            fix=f"Write {meant}.",
-        )
-    elif affinity.reservation_affinity_type != "SPECIFIC_RESERVATION":
-        if affinity.key or affinity.values:
-            yield Finding(
-                path=path,
-                rule="reservation-named",
-                reason=f"{affinity.reservation_affinity_type} names no reservation, but key or values are given.",
-                fix="Write SPECIFIC_RESERVATION, or remove key and values.",
-            )
-    else:
-        yield from _specific_reservation(path, affinity)
-
-
-def _specific_reservation(path: str, affinity: ReservationAffinity) -> Iterator[Finding]:
-    if affinity.key != RESERVATION_KEY and not is_placeholder(affinity.key):
-        yield Finding(
-            path=f"{path}.key",
-            rule="reservation-key",
-            reason=f"it is {quoted(affinity.key)}." if affinity.key else "it is missing.",
-            fix=f"Write {RESERVATION_KEY}.",
-        )
-    form = "projects/<project>/zones/<zone>/reservations/<name>"
-    if not affinity.values:
-        yield Finding(
-            path=f"{path}.values", rule="reservation-values", reason="there is none.", fix=f"Write [{form}]."
-        )
-    for index, value in enumerate(affinity.values):
-        if not _RESERVATION.fullmatch(value) and not is_placeholder(value):
-            yield Finding(
-                path=f"{path}.values[{index}]",
-                rule="reservation-values",
-                reason=f"{quoted(value)} is not the full name of a reservation.",
-                fix=f"Write {form}.",
-            )
-
-
-def _tpu(path: str, machine: MachineSpec, spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
-    if any(row.machine_type == machine.machine_type for row in legacy_tpus()):
-        yield from _legacy_tpu(path, machine, spec, context)
-        return
-    if machine.accelerator_type or machine.accelerator_count:
-        field = "accelerator_type" if machine.accelerator_type else "accelerator_count"
-        yield Finding(
-            path=f"{path}.{field}",
-            rule="tpu-accelerator",
-            reason=f"{machine.machine_type} is a TPU by its name and takes no accelerator_type or accelerator_count.",
-            fix="Remove them and give tpu_topology.",
-        )
-    try:
-        row = tpu_machine(machine.machine_type, machine.tpu_topology)
-    except MachineError as exc:
-        yield Finding(
-            path=f"{path}.tpu_topology", rule="tpu-topology", reason=str(exc), fix="Write one that it takes."
-        )
-        return
-    yield from _no_spot_pod(f"{row.machine_type} in {row.tpu_topology}", row.is_pod, spec)
-    yield from _region(f"{path}.machine_type", row.machine_type, context)
-
-
-def _legacy_tpu(path: str, machine: MachineSpec, spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
-    if machine.tpu_topology:
-        yield Finding(
-            path=f"{path}.tpu_topology",
-            rule="tpu-topology",
-            reason=f"{machine.machine_type} has no topology.",
-            fix="Remove it and give accelerator_type TPU_V2 or TPU_V3 with accelerator_count.",
-        )
-        return
-    try:
-        row = legacy_tpu(machine.accelerator_type, machine.accelerator_count)
-    except MachineError as exc:
-        is_known = any(row.accelerator_type == machine.accelerator_type for row in legacy_tpus())
-        yield Finding(
-            path=f"{path}.{'accelerator_count' if is_known else 'accelerator_type'}",
-            rule="accelerator-count" if is_known else "accelerator-type",
-            reason=str(exc),
-            fix="Write one that it takes.",
-        )
-        return
-    is_pod = machine.accelerator_count >= row.smallest_pod_count
-    yield from _no_spot_pod(f"{machine.accelerator_count} x {row.accelerator_type}", is_pod, spec)
-    yield from _region(f"{path}.accelerator_type", row.accelerator_type, context)
-
-
-def _no_spot_pod(told: str, is_pod: bool, spec: CustomJobSpec) -> Iterator[Finding]:
-    if is_pod and (spec.scheduling or Scheduling()).strategy == "SPOT":
-        yield Finding(
-            path="scheduling.strategy",
-            rule="spot-tpu-pod",
-            reason=f"{told} is a TPU Pod, and those are not had as Spot.",
-            fix="Set the strategy to STANDARD, or take a slice of one machine.",
-        )
-
-
-def _tpu_pools(pools: list[tuple[int, str, WorkerPoolSpec]]) -> Iterator[Finding]:
-    """A slice is one replica of one pool, whatever its size."""
-    for _, path, pool in pools:
-        machine = pool.machine_spec or MachineSpec()
-        if kind_of(machine.machine_type) != "tpu":
-            continue
-        if pool.replica_count != 1:
-            yield Finding(
-                path=f"{path}.replica_count",
-                rule="tpu-replicas",
-                reason=f"{pool.replica_count} replicas of {machine.machine_type}; a TPU slice is one replica.",
-                fix="Set replica_count to 1; a larger slice is a larger tpu_topology (TPU_V2, TPU_V3: accelerator_count).",
-            )
-        if len(pools) > 1:
-            yield Finding(
-                path=f"{path}.machine_spec.machine_type",
-                rule="tpu-pools",
-                reason=f"the job has {len(pools)} pools; one with TPUs has exactly one.",
-                fix="Keep pool 0 alone; a larger slice is a larger tpu_topology (TPU_V2, TPU_V3: accelerator_count).",
-            )
-            return

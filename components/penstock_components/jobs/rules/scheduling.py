@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 
 from penstock_components.jobs.findings import Finding
-from penstock_components.jobs.messages import CustomJobSpec, MachineSpec, Scheduling, WorkerPoolSpec
+from penstock_components.jobs.messages import (
+    STRATEGIES,
+    CustomJobSpec,
+    MachineSpec,
+    Scheduling,
+    WorkerPoolSpec,
+)
 from penstock_components.jobs.rules.contents import (
     SERVERS,
     filled_pools,
-    is_placeholder,
     is_reduction_server,
     num_nodes,
     on_persistent_resource,
+    quoted,
 )
 from penstock_components.jobs.rules.context import Context
-from penstock_components.machines.catalogue import FLEX_START_ACCELERATORS, implied_accelerator
+from penstock_components.machines.catalogue import FLEX_START_ACCELERATORS, implied_accelerator, kind_of
 
 LONGEST_TIMEOUT = timedelta(days=7)
 _GCPC_MAX_WAIT = timedelta(days=1)
@@ -44,6 +51,14 @@ def _strategy(spec: CustomJobSpec, scheduling: Scheduling) -> Iterator[Finding]:
             reason=f"{scheduling.strategy} is deprecated.",
             fix=f"Write {_REPLACED[scheduling.strategy]}.",
             severity="warning",
+        )
+    if scheduling.strategy and scheduling.strategy not in STRATEGIES:
+        near = difflib.get_close_matches(scheduling.strategy, STRATEGIES, n=1)
+        yield Finding(
+            path="scheduling.strategy",
+            rule="enum",
+            reason=f"{quoted(scheduling.strategy)} is no strategy.",
+            fix=f"Write {near[0] if near else 'STANDARD, SPOT or FLEX_START'}.",
         )
     if scheduling.strategy == "SPOT" and on_persistent_resource(spec):
         yield Finding(
@@ -90,11 +105,11 @@ def _max_wait(scheduling: Scheduling, context: Context) -> Iterator[Finding]:
 def _flex_start(spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
     """One kind of machine, of a GPU that Flex-start has, and no reservation. Reducers are told of by their own rule."""
     pools = [
-        (path, pool, pool.machine_spec or MachineSpec())
+        (path, pool.machine_spec or MachineSpec())
         for index, path, pool in filled_pools(spec)
         if not (index == SERVERS and (context.strategy or is_reduction_server(pool)))
     ]
-    for path, _, machine in pools:
+    for path, machine in pools:
         affinity = machine.reservation_affinity
         if affinity is not None and affinity.reservation_affinity_type not in ("", "NO_RESERVATION"):
             yield Finding(
@@ -103,10 +118,11 @@ def _flex_start(spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
                 reason="FLEX_START takes no machine out of a reservation.",
                 fix="Remove reservation_affinity, or set the strategy to STANDARD.",
             )
-    if not pools:
+    known = [(path, machine) for path, machine in pools if kind_of(machine.machine_type) is not None]
+    if not known:
         return
-    first = pools[0][2]
-    for path, _, machine in pools[1:]:
+    first = known[0][1]
+    for path, machine in known[1:]:
         if replace(machine, reservation_affinity=None) != replace(first, reservation_affinity=None):
             yield Finding(
                 path=f"{path}.machine_spec",
@@ -115,20 +131,16 @@ def _flex_start(spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
                 fix="Give every pool the machine_spec of pool 0, or set the strategy to STANDARD or SPOT.",
             )
             return
-    yield from _flex_start_accelerator(f"{pools[0][0]}.machine_spec", first)
+    yield from _flex_start_accelerator(f"{known[0][0]}.machine_spec.machine_type", first)
 
 
 def _flex_start_accelerator(path: str, machine: MachineSpec) -> Iterator[Finding]:
     implied = implied_accelerator(machine.machine_type)
-    accelerator = machine.accelerator_type or (implied[0] if implied else "")
-    if (
-        not machine.machine_type
-        or is_placeholder(machine.machine_type)
-        or accelerator in FLEX_START_ACCELERATORS
-    ):
+    accelerator = implied[0] if implied else machine.accelerator_type
+    if accelerator in FLEX_START_ACCELERATORS:
         return
     yield Finding(
-        path=f"{path}.machine_type",
+        path=path,
         rule="flex-start-accelerator",
         reason=f"FLEX_START has no {accelerator or 'machines without GPUs'}.",
         fix=f"Take one of {', '.join(sorted(FLEX_START_ACCELERATORS))}, or set the strategy to STANDARD or SPOT.",

@@ -80,6 +80,21 @@ def with_command(*command: str, args: tuple[str, ...] = ()) -> CustomJobSpec:
     return job(pool(container_spec=container(command=command, args=args)))
 
 
+AT = "worker_pool_specs[0].machine_spec"
+GB200 = MachineSpec(
+    machine_type="a4x-highgpu-4g",
+    accelerator_type="NVIDIA_GB200",
+    accelerator_count=4,
+    reservation_affinity=RESERVATION,
+)
+
+
+def gpu(machine_type: str, accelerator: str = "", count: int = 0, **fields: Any) -> MachineSpec:
+    return MachineSpec(
+        machine_type=machine_type, accelerator_type=accelerator, accelerator_count=count, **fields
+    )
+
+
 PACKAGE = PythonPackageSpec(
     executor_image_uri="europe-docker.pkg.dev/vertex-ai/training/pytorch-gpu.2-4.py310:latest",
     package_uris=("gs://bucket/packages/trainer-0.1.tar.gz",),
@@ -119,12 +134,7 @@ GOOD: dict[str, tuple[CustomJobSpec, Context]] = {
     ),
     "GB200 of a reservation": (
         nodes(
-            MachineSpec(
-                machine_type="a4x-highgpu-4g",
-                accelerator_type="NVIDIA_GB200",
-                accelerator_count=4,
-                reservation_affinity=RESERVATION,
-            ),
+            GB200,
             2,
         ),
         Context(location="us-central1"),

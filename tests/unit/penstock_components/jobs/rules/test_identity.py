@@ -94,9 +94,11 @@ def test_what_the_op_has_no_input_for_is_refused_by_name(path: str) -> None:
 
 
 def test_a_job_needs_a_name_of_at_most_128_characters() -> None:
-    assert [(each.path, each.rule) for each in of_job(name="")] == [("display_name", "display-name")]
-    (long,) = of_job(name="x" * 129)
+    (none,), (long,) = of_job(name=""), of_job(name="x" * 129)
+    assert (none.path, none.rule, none.reason) == ("display_name", "display-name", "it is missing.")
+    assert "Name the job" in none.fix
     assert "129 characters" in long.reason
+    assert "Shorten it" in long.fix
     assert of_job(name="ü" * 128) == []
 
 
@@ -122,6 +124,7 @@ def test_a_label_that_is_not_taken_is_refused(labels: dict[str, str], words: str
 
 def test_labels_of_any_language_are_taken_up_to_64() -> None:
     assert of_job({"équipe": "видение-2", "run_id": "", "when": "{{$.inputs.x}}"}) == []
+    assert of_job({"k" * 63: "v" * 63}) == []
     assert of_job({f"k{index}": "v" for index in range(64)}) == []
     assert [each.rule for each in of_job({f"k{index}": "v" for index in range(65)})] == ["label-count"]
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from penstock_components.jobs.messages import EnvVar, MachineSpec, ReservationAffinity, Scheduling
+from penstock_components.jobs.messages import EnvVar, ReservationAffinity, Scheduling
 from penstock_components.machines.catalogue import catalogue_date
 from unit.penstock_components.jobs.rules.specs import (
     A100,
+    AT,
+    GB200,
     H100,
     L4,
     OUTPUT,
-    RESERVATION,
     RESTARTS,
     TPU,
     container,
     findings,
+    gpu,
     job,
     nodes,
     pool,
@@ -26,20 +27,6 @@ from unit.penstock_components.jobs.rules.specs import (
     warned,
     with_env,
 )
-
-AT = "worker_pool_specs[0].machine_spec"
-GB200 = MachineSpec(
-    machine_type="a4x-highgpu-4g",
-    accelerator_type="NVIDIA_GB200",
-    accelerator_count=4,
-    reservation_affinity=RESERVATION,
-)
-
-
-def gpu(machine_type: str, accelerator: str = "", count: int = 0, **fields: Any) -> MachineSpec:
-    return MachineSpec(
-        machine_type=machine_type, accelerator_type=accelerator, accelerator_count=count, **fields
-    )
 
 
 def test_a_pool_needs_a_machine_type() -> None:
@@ -210,91 +197,6 @@ def test_gb200_needs_a_reservation() -> None:
     refused(spec, path, "reservation-needed", "a4x-highgpu-4g", "SPECIFIC_RESERVATION")
     none = ReservationAffinity(reservation_affinity_type="NO_RESERVATION")
     refused(job(pool(replace(GB200, reservation_affinity=none))), path, "reservation-needed")
-
-
-@pytest.mark.parametrize(
-    ("change", "field", "rule", "word"),
-    [
-        ({"key": ""}, ".key", "reservation-key", "compute.googleapis.com/reservation-name"),
-        ({"key": "reservation-name"}, ".key", "reservation-key", "it is 'reservation-name'"),
-        ({"values": ()}, ".values", "reservation-values", "projects/<project>/zones"),
-        ({"values": ("r",)}, ".values[0]", "reservation-values", "'r' is not the full name"),
-        ({"reservation_affinity_type": ""}, ".reservation_affinity_type", "required", "SPECIFIC_RESERVATION"),
-        ({"reservation_affinity_type": "ANY_RESERVATION"}, "", "reservation-named", "names no reservation"),
-    ],
-)
-def test_a_reservation_is_told_whole_or_not_at_all(
-    change: dict[str, Any], field: str, rule: str, word: str
-) -> None:
-    spec = job(pool(replace(GB200, reservation_affinity=replace(RESERVATION, **change))))
-    refused(spec, f"{AT}.reservation_affinity{field}", rule, word)
-
-
-def test_any_reservation_needs_no_name() -> None:
-    any_of_them = ReservationAffinity(reservation_affinity_type="ANY_RESERVATION")
-    assert findings(job(pool(replace(A100, reservation_affinity=any_of_them)))) == []
-
-
-def test_a_reservation_does_not_go_with_a_persistent_resource() -> None:
-    spec = job(pool(replace(A100, reservation_affinity=RESERVATION)), persistent_resource_id="shared")
-    refused(spec, f"{AT}.reservation_affinity", "reservation-persistent-resource", "holds its machines")
-
-
-def test_a_tpu_slice_is_one_replica() -> None:
-    refused(
-        job(pool(TPU, 2)),
-        "worker_pool_specs[0].replica_count",
-        "tpu-replicas",
-        "2 replicas",
-        "larger tpu_topology",
-    )
-
-
-def test_a_tpu_job_has_one_pool() -> None:
-    spec = job(pool(TPU), pool(TPU))
-    refused(spec, f"{AT}.machine_type", "tpu-pools", "2 pools", "exactly one")
-
-
-@pytest.mark.parametrize(("topology", "word"), [("3x3", "2x2, 2x4, 4x4"), ("", "no tpu_topology")])
-def test_a_topology_that_a_tpu_does_not_take_is_refused_with_those_it_takes(topology: str, word: str) -> None:
-    spec = job(pool(replace(TPU, tpu_topology=topology)))
-    refused(spec, f"{AT}.tpu_topology", "tpu-topology", "ct5lp-hightpu-4t", word)
-
-
-@pytest.mark.parametrize(
-    "machine",
-    [
-        replace(TPU, accelerator_type="TPU_V5_LITEPOD", accelerator_count=4),
-        gpu("ct6e-standard-4t", "TPU_V5_LITEPOD", 1, tpu_topology="2x2"),
-        gpu("tpu7x-standard-4t", "TPU_V4_POD", 0, tpu_topology="2x2x1"),
-    ],
-)
-def test_newer_tpus_take_no_accelerator_fields(machine: MachineSpec) -> None:
-    refused(job(pool(machine)), f"{AT}.accelerator_type", "tpu-accelerator", "Remove them")
-
-
-@pytest.mark.parametrize(
-    ("machine", "field", "rule"),
-    [
-        (gpu("cloud-tpu", "TPU_V2", 9), "accelerator_count", "accelerator-count"),
-        (gpu("cloud-tpu", "TPU_V4_POD", 8), "accelerator_type", "accelerator-type"),
-        (gpu("cloud-tpu", "TPU_V2", 8, tpu_topology="2x2"), "tpu_topology", "tpu-topology"),
-    ],
-)
-def test_older_tpus_count_cores(machine: MachineSpec, field: str, rule: str) -> None:
-    refused(job(pool(machine)), f"{AT}.{field}", rule, "cloud-tpu")
-
-
-@pytest.mark.parametrize(
-    ("machine", "is_pod"),
-    [(TPU, True), (gpu("cloud-tpu", "TPU_V3", 32), True), (replace(TPU, tpu_topology="2x2"), False)],
-)
-def test_tpu_pods_are_not_had_as_spot(machine: MachineSpec, is_pod: bool) -> None:
-    spec = job(pool(machine), scheduling=Scheduling(strategy="SPOT"), base_output_directory=OUTPUT)
-    if is_pod:
-        refused(spec, "scheduling.strategy", "spot-tpu-pod", "TPU Pod")
-    else:
-        assert findings(spec) == []
 
 
 def test_network_settings_of_other_machines_are_refused() -> None:

@@ -19,6 +19,14 @@ def test_an_empty_psc_interface_is_the_default_of_the_op_and_no_fault() -> None:
     assert findings(job(network=NETWORK, psc_interface_config=PscInterfaceConfig()), through_gcpc=True) == []
 
 
+def test_a_psc_interface_without_attachment_is_refused_where_nobody_puts_it_in() -> None:
+    spec = job(psc_interface_config=PscInterfaceConfig())
+    refused(spec, "psc_interface_config.network_attachment", "network-attachment", "missing")
+    assert [
+        each.rule for each in findings(job(network=NETWORK, psc_interface_config=PSC), through_gcpc=True)
+    ] == ["network-or-psc"]
+
+
 def test_a_project_id_in_a_network_is_told_to_be_a_number() -> None:
     refused(
         job(network="projects/my-project/global/networks/training"),

@@ -172,12 +172,16 @@ def test_a_line_for_a_shell_is_no_command() -> None:
     )
 
 
+def test_a_line_for_a_shell_is_not_told_since_it_may_hold_a_secret() -> None:
+    assert "s3cr3t" not in "".join(each.told() for each in findings(with_command("login s3cr3t && train")))
+
+
 def test_a_variable_without_a_shell_is_not_expanded() -> None:
     refused(
         with_command("torchrun", "--nnodes=2", "--master_addr=$MASTER_ADDR", args=("train.py",)),
         "worker_pool_specs[0].container_spec.command[2]",
         "command-variable",
-        "$MASTER_ADDR would reach the program as it stands",
+        "$MASTER_ADDR would reach the program as it stands: no shell starts this program",
         "CLUSTER_SPEC",
     )
 
@@ -188,6 +192,7 @@ def test_a_variable_for_an_unknown_entry_point_is_a_warning() -> None:
         "worker_pool_specs[0].container_spec.args[0]",
         "command-variable",
         "${DATA_DIR}",
+        "entry point is rarely a shell",
     )
 
 

@@ -7,13 +7,14 @@ from datetime import timedelta
 
 import pytest
 
-from penstock_components.jobs.messages import MachineSpec, Scheduling
+from penstock_components.jobs.messages import CustomJobSpec, MachineSpec, Scheduling, WorkerPoolSpec
 from unit.penstock_components.jobs.rules.specs import (
     A100,
     CPU,
     H100,
     L4,
     OUTPUT,
+    REDUCED,
     RESERVATION,
     RESTARTS,
     findings,
@@ -24,6 +25,7 @@ from unit.penstock_components.jobs.rules.specs import (
     warned,
 )
 
+T4 = MachineSpec(machine_type="n1-standard-8", accelerator_type="NVIDIA_TESLA_T4", accelerator_count=1)
 FLEX = replace(RESTARTS, strategy="FLEX_START")
 
 
@@ -31,6 +33,11 @@ FLEX = replace(RESTARTS, strategy="FLEX_START")
 def test_a_deprecated_strategy_is_a_warning_that_names_the_new_one(old: str, new: str) -> None:
     spec = job(scheduling=Scheduling(strategy=old))
     warned(spec, "scheduling.strategy", "strategy-deprecated", f"{old} is deprecated", f"Write {new}.")
+
+
+def test_a_strategy_of_the_documentation_that_is_no_name_of_the_api_is_refused() -> None:
+    spec = job(scheduling=Scheduling(strategy="DWS_FLEX_START"))
+    refused(spec, "scheduling.strategy", "enum", "'DWS_FLEX_START' is no strategy", "Write FLEX_START.")
 
 
 @pytest.mark.parametrize(
@@ -63,6 +70,9 @@ def test_only_flex_start_waits(strategy: str) -> None:
 def test_the_wait_that_the_op_has_by_default_is_no_fault() -> None:
     spec = job(scheduling=Scheduling(strategy="STANDARD", max_wait_duration=timedelta(days=1)))
     assert findings(spec, through_gcpc=True) == []
+    refused(spec, "scheduling.max_wait_duration", "max-wait-strategy", "STANDARD")
+    longer = replace(spec, scheduling=Scheduling(max_wait_duration=timedelta(days=2)))
+    refused(longer, "scheduling.max_wait_duration", "max-wait-strategy", "STANDARD", through_gcpc=True)
 
 
 def test_flex_start_waits_for_ever_but_not_less() -> None:
@@ -85,12 +95,7 @@ def test_flex_start_wants_one_kind_of_machine() -> None:
     ("machine", "word"),
     [
         (CPU, "machines without GPUs"),
-        (
-            MachineSpec(
-                machine_type="n1-standard-8", accelerator_type="NVIDIA_TESLA_T4", accelerator_count=1
-            ),
-            "NVIDIA_TESLA_T4",
-        ),
+        (T4, "NVIDIA_TESLA_T4"),
     ],
 )
 def test_flex_start_has_gpus_of_five_families(machine: MachineSpec, word: str) -> None:
@@ -101,6 +106,43 @@ def test_flex_start_has_gpus_of_five_families(machine: MachineSpec, word: str) -
         word,
         "NVIDIA_L4",
         "NVIDIA_B200",
+    )
+
+
+@pytest.mark.parametrize(
+    ("pools", "path", "rule"),
+    [
+        ((MachineSpec(machine_type="a3-highgpu-9g"),), "0].machine_spec.machine_type", "machine-type"),
+        ((A100, MachineSpec(machine_type="a3-highgpu-9g")), "1].machine_spec.machine_type", "machine-type"),
+        ((MachineSpec(),), "0].machine_spec.machine_type", "required"),
+        (
+            (
+                MachineSpec(
+                    machine_type="a2-highgpu-1g", accelerator_type="NVIDIA_TESLA_T4", accelerator_count=1
+                ),
+            ),
+            "0].machine_spec.accelerator_type",
+            "accelerator-type",
+        ),
+    ],
+)
+def test_flex_start_adds_nothing_to_a_machine_that_does_not_exist(
+    pools: tuple[MachineSpec, ...], path: str, rule: str
+) -> None:
+    spec = job(*map(pool, pools), scheduling=FLEX, base_output_directory=OUTPUT)
+    refused(spec, f"worker_pool_specs[{path}", rule)
+
+
+def test_flex_start_wants_the_machines_of_the_nodes_for_servers_and_evaluators_too() -> None:
+    servers = job(pool(L4), pool(L4), pool(), scheduling=FLEX)
+    refused(servers, "worker_pool_specs[2].machine_spec", "flex-start-machines")
+    evaluators = job(pool(L4), pool(L4), WorkerPoolSpec(), pool(), scheduling=FLEX)
+    refused(evaluators, "worker_pool_specs[3].machine_spec", "flex-start-machines")
+    refused(
+        replace(evaluators, base_output_directory=OUTPUT),
+        "worker_pool_specs[3].machine_spec",
+        "flex-start-machines",
+        strategy="ddp",
     )
 
 
@@ -120,6 +162,19 @@ def test_gpus_on_several_nodes_have_to_restart_together() -> None:
         "cannot join",
         "Set it to true",
     )
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        job(pool(T4), pool(T4), base_output_directory=OUTPUT),
+        job(pool(L4), pool(L4), WorkerPoolSpec(), pool()),
+        replace(REDUCED, scheduling=Scheduling()),
+    ],
+    ids=["GPUs on N1", "an empty pool in the place of servers", "reducers"],
+)
+def test_nodes_are_one_group_unless_parameter_servers_stand_between_them(spec: CustomJobSpec) -> None:
+    refused(spec, "scheduling.restart_job_on_worker_restart", "restart-job", "NCCL group")
 
 
 def test_our_trainer_on_several_cpu_nodes_has_to_restart_together_as_well() -> None:

@@ -138,10 +138,18 @@ def test_a_secret_among_the_arguments_is_refused(args: tuple[str, ...], place: i
 
 
 @pytest.mark.parametrize(
-    "line", ["export HF_TOKEN=abcdef; train", "train --api-key=abcdef", "train --token abcdef"]
+    "line",
+    [
+        "export HF_TOKEN=abcdef; train",
+        "train --api-key=abcdef",
+        "train --token abcdef",
+        "train --secret=abcdef",
+        "gcloud secrets list; HF_TOKEN=abcdef train",
+    ],
 )
 def test_a_secret_in_a_line_for_a_shell_is_refused(line: str) -> None:
-    refused(with_command("bash", "-c", line), "worker_pool_specs[0].container_spec.command[2]", "secret")
+    path = "worker_pool_specs[0].container_spec.command[2]"
+    refused(with_command("bash", "-c", line), path, "secret", "it holds", "a secret by its name")
 
 
 @pytest.mark.parametrize(

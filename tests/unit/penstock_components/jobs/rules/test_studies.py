@@ -15,6 +15,7 @@ from penstock_components.jobs.study import (
     CategoricalValueCondition,
     CategoricalValueSpec,
     ConditionalParameterSpec,
+    DiscreteValueCondition,
     DiscreteValueSpec,
     DoubleValueSpec,
     HyperparameterTuningJob,
@@ -92,6 +93,11 @@ def test_a_good_study_is_told_nothing() -> None:
 )
 def test_trials_are_counted_from_one(field: str, count: int, word: str) -> None:
     refused(replace(GOOD, **{field: count}), field, "trial-count", word)
+
+
+def test_one_trial_is_a_study_and_all_of_them_may_run_at_a_time() -> None:
+    assert found(replace(GOOD, max_trial_count=1, parallel_trial_count=1)) == []
+    assert found(replace(GOOD, parallel_trial_count=20)) == []
 
 
 def test_a_tuning_job_has_a_study_a_name_and_a_job() -> None:
@@ -258,6 +264,25 @@ def test_a_conditional_parameter_hangs_on_values_of_its_parent(
     parent = replace(OPTIMIZER, conditional_parameter_specs=(changed,))
     at = f"study_spec.parameters[0].conditional_parameter_specs[0]{path}"
     refused(study(parameters=(parent,)), at, rule, word)
+
+
+def under(parent: ParameterSpec, **condition: Any) -> HyperparameterTuningJob:
+    child = ConditionalParameterSpec(parameter_spec=double(0, 1), **condition)
+    return study(parameters=(replace(parent, conditional_parameter_specs=(child,)),))
+
+
+def test_parents_of_every_kind_but_a_range_have_conditional_parameters() -> None:
+    path = "study_spec.parameters[0].conditional_parameter_specs[0]"
+    assert found(under(LAYERS, parent_int_values=IntValueCondition(values=(2, 8)))) == []
+    outside = under(LAYERS, parent_int_values=IntValueCondition(values=(2, 9)))
+    refused(outside, f"{path}.parent_int_values.values", "parameter-condition", "never is 9")
+    assert found(under(BATCH, parent_discrete_values=DiscreteValueCondition(values=(16.0, 64.0)))) == []
+    between = under(BATCH, parent_discrete_values=DiscreteValueCondition(values=(16.0, 17.0)))
+    refused(between, f"{path}.parent_discrete_values.values", "parameter-condition", "never is 17.0")
+
+
+def test_a_thousand_values_are_taken() -> None:
+    assert found(study(parameters=(discrete(*map(float, range(1000))),))) == []
 
 
 def test_a_range_of_numbers_has_no_conditional_parameters() -> None:

@@ -1,0 +1,105 @@
+"""What a rank needs of its device's memory and of its host's: the model states, and the fullest moment of a step.
+
+States are exact (`penstock_components.planning.states`). The peak is that of a replayed step, in bytes of tensors: what
+torch's allocator, its caches, CUDA's context, NCCL's buffers and kernels need beside them is not in it, nor what
+torch.compile saves. Formulas: ZeRO (arXiv:1910.02054) for states, Korthikanti et al. (arXiv:2205.05198) for activations,
+our own code for what is kept where.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from penstock_components.planning.engines import engine_replay
+from penstock_components.planning.ledger import Ledger
+from penstock_components.planning.placement import Device, Placement
+from penstock_components.planning.replay import replay_step
+from penstock_components.planning.shape import ModelShape
+from penstock_components.planning.states import Held, ModelStates, model_states
+from penstock_trainer.contract.config import JobConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peak:
+    """Bytes on the device at the fullest moment of a step, by what they are of."""
+
+    parameters: int = 0
+    masters: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    gathered: int = 0
+    """Parameters that are whole for a while: FSDP's blocks, ZeRO-3's, the narrow copies of autocast."""
+    communication: int = 0
+    """Buckets and the flat tensors of collectives."""
+    activations: int = 0
+    """What forward keeps for backward, and the gradients of it."""
+    logits: int = 0
+    """Logits, their softmax and their gradients; with a chunked loss also the gradients that forward makes."""
+    other: int = 0
+    """The batch, rotary angles, buffers."""
+
+    @property
+    def total(self) -> int:
+        """Of all."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankMemory:
+    """What one rank holds."""
+
+    states: ModelStates
+    """Exact, with the gradients as backward leaves them."""
+    peak: Peak | None
+    """None for a model whose activations are not known (`ModelShape.decoder`)."""
+    micro_batch: int
+    """Samples that go through the model at once."""
+    accumulation: int
+    """Micro-batches of a step."""
+
+    @property
+    def device(self) -> int:
+        """Bytes on the device: the peak, or the states alone where that is not known."""
+        return self.peak.total if self.peak is not None else self.states.device.total
+
+    @property
+    def host(self) -> int:
+        """Bytes of offloaded states on the host."""
+        return self.states.host.total
+
+
+def rank_memory(
+    config: JobConfig,
+    shape: ModelShape,
+    *,
+    world_size: int,
+    ranks_per_node: int,
+    rank: int = 0,
+    device: Device = "cuda",
+) -> RankMemory:
+    """What a rank of this job needs. Ranks differ by padding, and ZeRO's by the sizes of what their ranges hold.
+
+    Raises ContractError for a world that the config does not fit.
+    """
+    at = Placement(
+        config=config, shape=shape, world_size=world_size, ranks_per_node=ranks_per_node, device=device
+    )
+    states = model_states(at, rank=rank)
+    peak = _peak(at, states.device, keeps_gradients=states.keeps_gradients, rank=rank)
+    return RankMemory(states=states, peak=peak, micro_batch=at.micro_batch, accumulation=at.accumulation)
+
+
+def _peak(at: Placement, held: Held, *, keeps_gradients: bool, rank: int) -> Peak | None:
+    if at.shape.decoder is None:
+        return None
+    ledger = Ledger()
+    ledger.take("parameters", held.parameters)
+    ledger.take("masters", held.masters)
+    ledger.take("optimizer", held.optimizer)
+    ledger.take("communication", held.buffers)
+    ledger.take("gradients", held.gradients if keeps_gradients else 0)
+    ledger.take("other", at.shape.buffers)
+    before = ledger.now
+    replay_step(at, at.shape.decoder, ledger, engine_replay(at, ledger, rank))
+    assert ledger.now == before, f"a step left {ledger.now - before} bytes"
+    return Peak(**ledger.at_peak)
