@@ -17,6 +17,8 @@ class Advice:
     rule: str
     reason: str
     fix: str
+    means: str = ""
+    """The field whose place it takes, of which nothing more is told then."""
 
 
 _SPOT = Advice(
@@ -46,6 +48,7 @@ _ACCELERATOR = Advice(
     "accelerator-fields",
     "accelerators are told by two fields of machine_spec.",
     "Write machine_spec.accelerator_type, such as NVIDIA_L4, and machine_spec.accelerator_count.",
+    means="machine_spec",
 )
 _MACHINE = Advice(
     "machine-resources",
@@ -56,6 +59,7 @@ _IMAGE = Advice(
     "image-field",
     "an image stands in container_spec, as image_uri.",
     "Write container_spec: {image_uri: ...}.",
+    means="container_spec",
 )
 _PULL = Advice(
     "image-pull",

@@ -128,6 +128,8 @@ class _Reader:
             nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
             if advised is not None:
                 self._refuse(at, advised.rule, advised.reason, advised.fix)
+                if advised.means in known and advised.means not in values:
+                    self.unread.add(f"{path}.{advised.means}".lstrip("."))
             elif len(owners) >= 1 and not (nearest and name not in _names_below(owners[0])):
                 inner.setdefault(owners[0].name, {})[key] = held
             elif nearest:
@@ -165,6 +167,7 @@ class _Reader:
         if len(chosen) > 1:
             told = " and ".join(in_case(name, self.case) for name in chosen)
             self._refuse(path, "one-of", f"{told} exclude each other.", "Keep one.")
+            values |= dict.fromkeys(chosen[1:])
         return kind(**values)
 
     def _value(self, spec: Field, held: object, path: str) -> Any:

@@ -14,6 +14,7 @@ from penstock_components.jobs.all_reduce import communication_gain, ring_gain, t
 from penstock_components.jobs.findings import Finding, JobSpecError, Severity
 from penstock_components.jobs.messages import ContainerSpec, MachineSpec, WorkerPoolSpec
 from penstock_components.jobs.reducer_sizing import POOL_INDEX, Sizing, sizing
+from penstock_components.jobs.rules.contents import quoted
 from penstock_components.jobs.topology import network_gbps
 from penstock_components.machines.catalogue import gpu_machines, kind_of, reducer_network_gbps
 
@@ -121,7 +122,7 @@ def _of_image(image: str, path: str, location: str) -> Iterator[Finding]:
     nearest = _IMAGE.format(_multi_region(location) or "us")
     if image not in IMAGES:
         yield _found(
-            path, "reducers-image", f"{image!r} is none of Google's three images of the reducer.", f"Write {nearest}."
+            path, "reducers-image", f"{quoted(image)} is none of Google's three images of the reducer.", f"Write {nearest}."
         )  # fmt: skip
     elif _multi_region(location) is not None and image != nearest:
         yield _found(

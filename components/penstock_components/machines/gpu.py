@@ -36,6 +36,8 @@ class GpuMachine:
     """Vertex AI trains on it only out of a reservation."""
     advised_consumption: str = ""
     """How Google says it is best had, or can only be had; empty where nothing is said."""
+    is_only_preemptible: bool = False
+    """Compute Engine has it as Spot or Flex-start, and in no other way."""
     default_boot_disk: str = "pd-ssd"
     end_of_support: str = ""
     """Day (ISO 8601) on which Google ends support for the accelerator; empty where none is announced."""

@@ -13,7 +13,7 @@ copy. The CPU's are compared with counted tensors in tests/distributed/test_plan
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock_components.planning.placement import FP32, Placement
@@ -103,9 +103,9 @@ def _attention(model: ModelConfig, sizes: Sizes) -> Iterator[Operation]:
     q_dim, kv_dim = model.num_heads * model.dims_per_head, model.num_kv_heads * model.dims_per_head
     q_size, kv_size = sizes.tokens * q_dim * sizes.item, sizes.tokens * kv_dim * sizes.item
     yield norm("x", "h", "input_layernorm.weight", dim=model.dim, count=1, sizes=sizes)
-    source = yield from _cast("h", model.dim, sizes)
-    yield _linear(source, "q0", q_size, "self_attn.q_proj", has_bias=model.family == "qwen2")
-    yield _linear(source, "k0", kv_size, "self_attn.k_proj", has_bias=model.family == "qwen2")
+    cast, has_bias = _cast(model, sizes), model.family == "qwen2"
+    yield _linear("h", "q0", q_size, "self_attn.q_proj", cast=cast, has_bias=has_bias)
+    yield _linear("h", "k0", kv_size, "self_attn.k_proj", cast=cast, has_bias=has_bias)
     q, k = "q0", "k0"
     if model.family == "qwen3":
         heads = {"dim": model.dims_per_head, "sizes": sizes}
@@ -114,7 +114,7 @@ def _attention(model: ModelConfig, sizes: Sizes) -> Iterator[Operation]:
         q, k = "q1", "k1"
     yield _turned(q, "q", q_size, sizes)
     yield _turned(k, "k", kv_size, sizes)
-    yield _linear(source, "v", kv_size, "self_attn.v_proj", has_bias=model.family == "qwen2")
+    yield _linear("h", "v", kv_size, "self_attn.v_proj", cast=cast, has_bias=has_bias)
     yield Operation(
         inputs=("q", "k", "v"),
         output="y",
@@ -141,22 +141,32 @@ def _flash_backward(model: ModelConfig, sizes: Sizes) -> int:
 def _feed_forward(model: ModelConfig, sizes: Sizes) -> Iterator[Operation]:
     inner, residual = sizes.tokens * model.ffn_dim * sizes.item, sizes.tokens * model.dim
     yield norm("x_mid", "h2", "post_attention_layernorm.weight", dim=model.dim, count=1, sizes=sizes)
-    source = yield from _cast("h2", model.dim, sizes)
-    yield _linear(source, "gate", inner, "mlp.gate_proj")
+    cast = _cast(model, sizes)
+    yield _linear("h2", "gate", inner, "mlp.gate_proj", cast=cast)
     yield Operation(inputs=("gate",), output="silu", size=inner, saved=("gate",))
-    yield _linear(source, "up", inner, "mlp.up_proj")
+    yield _linear("h2", "up", inner, "mlp.up_proj", cast=cast)
     yield Operation(inputs=("silu", "up"), output="product", size=inner, saved=("silu", "up"))
     yield _linear("product", "m", residual * sizes.item, "mlp.down_proj")
     yield Operation(inputs=("x_mid", "m"), output="x_out", size=residual * sizes.residual_item, is_sum=True)
 
 
-def _linear(source: str, output: str, size: int, weight: str, *, has_bias: bool = False) -> Operation:
+def _cast(model: ModelConfig, sizes: Sizes) -> int:
+    """Bytes of the narrow copy of the residual width that each linear layer makes for itself under autocast."""
+    is_autocast = sizes.item != sizes.residual_item
+    return sizes.tokens * model.dim * sizes.item if is_autocast else 0
+
+
+def _linear(
+    source: str, output: str, size: int, weight: str, *, cast: int = 0, has_bias: bool = False
+) -> Operation:
     bias = (f"{weight}.bias",) if has_bias else ()
     return Operation(
         inputs=(source,),
         output=output,
         size=size,
-        saved=(source,),
+        saved=() if cast else (source,),
+        extra=cast,
+        backward_work=cast,
         weights=(*bias, f"{weight}.weight"),
         is_costly=True,
     )
@@ -166,12 +176,3 @@ def _turned(source: str, output: str, size: int, sizes: Sizes) -> Operation:
     """Rotary positions, in fp32: it keeps only the angles, which all layers share."""
     wide = size // sizes.item * FP32
     return Operation(inputs=(source,), output=output, size=size, work=wide, backward_work=wide)
-
-
-def _cast(source: str, dim: int, sizes: Sizes) -> Generator[Operation, None, str]:
-    """Under autocast a linear layer reads a narrow copy; returns the name of what it reads."""
-    if sizes.item == sizes.residual_item:
-        return source
-    output = f"{source}_cast"
-    yield Operation(inputs=(source,), output=output, size=sizes.tokens * dim * sizes.item)
-    return output

@@ -206,11 +206,11 @@ def _availability(
             fix=f"Write reservation_affinity: SPECIFIC_RESERVATION, key {RESERVATION_KEY}, values "
             "[projects/P/zones/Z/reservations/R].",
         )
-    elif "no other way" in row.advised_consumption and strategy not in ("SPOT", "FLEX_START"):
+    elif row.is_only_preemptible and strategy not in ("SPOT", "FLEX_START"):
         yield Finding(
             path=f"{path}.machine_type",
             rule="machine-consumption",
-            reason=f"the strategy is {strategy or 'STANDARD'}; {row.machine_type} is to be had as {row.advised_consumption}.",
+            reason=f"the strategy is {strategy or 'STANDARD'}; Compute Engine has {row.machine_type} only as Spot or Flex-start.",
             fix="Set scheduling.strategy to SPOT or FLEX_START.",
             severity="warning",
         )

@@ -110,7 +110,8 @@ def test_rows_say_how_a_machine_is_had_and_what_runs_on_it() -> None:
     assert [name for name, row in rows.items() if row.needs_reservation] == ["a4x-highgpu-4g"]
     assert [name for name, row in rows.items() if row.architecture == "arm64"] == ["a4x-highgpu-4g"]
     assert rows["a4-highgpu-8g"].advised_consumption == "a reservation or Spot"
-    assert rows["a3-highgpu-2g"].advised_consumption.startswith("Spot or Flex-start")
+    assert rows["a3-highgpu-2g"].is_only_preemptible
+    assert not rows["a3-highgpu-8g"].is_only_preemptible
     assert rows["a2-highgpu-8g"].advised_consumption == ""
     assert rows["a3-ultragpu-8g"].default_boot_disk == "hyperdisk-balanced"
     assert {row.accelerator_type for row in gpu_machines() if row.end_of_support} == {"NVIDIA_TESLA_P100"}
