@@ -6,14 +6,16 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock_components.jobs.check import Report, check_text
 from penstock_components.jobs.documents import MOST_CHARACTERS, DocumentError, parse
 from penstock_components.jobs.findings import Finding
-from penstock_components.jobs.review import Rate, review
 from penstock_components.jobs.rules.context import Context
 from penstock_pipelines.errors import InputError
+
+if TYPE_CHECKING:
+    from penstock_components.jobs.review import Rate
 
 _MOST_BYTES = 4 * MOST_CHARACTERS
 """A character of UTF-8 has at most 4; more is not even read."""
@@ -65,6 +67,8 @@ def check_target(
     report = check_text(text, name=target, context=Context(location=location))
     if against is None:
         return Checked(target=target, report=report)
+    from penstock_components.jobs.review import review
+
     old = _parsed(read_document(against), against.name)
     new = _parsed(text, target)
     return Checked(target=target, report=report, changes=tuple(review(old, new, rate=rate)))

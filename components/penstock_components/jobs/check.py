@@ -18,7 +18,6 @@ from penstock_components.jobs.program import strategy_of
 from penstock_components.jobs.reader import Reading, read
 from penstock_components.jobs.rules import check_custom_job, check_job_spec, check_tuning_job
 from penstock_components.jobs.rules.context import Context
-from penstock_components.jobs.study import HyperparameterTuningJob
 from penstock_components.jobs.wire import case_of
 
 
@@ -54,8 +53,7 @@ def check_document(document: object, *, context: Context | None = None) -> Repor
     if not kind:
         return Report(kind="", findings=(_unknown_document(document),))
     case = case_of(document)
-    message = {"CustomJob": CustomJob, "CustomJobSpec": CustomJobSpec}.get(kind, HyperparameterTuningJob)
-    findings = check_message(message, document, case=case, context=context)
+    findings = check_message(_message_class(kind), document, case=case, context=context)
     return Report(
         kind=kind, findings=tuple(replace(each, path=in_case(each.path, case)) for each in findings)
     )
@@ -83,12 +81,12 @@ def check_message(kind: type[Message], value: object, *, case: Case, context: Co
     """Faults of form and of content of one message, in the proto's own names, by path."""
     reading: Reading[Any] = read(kind, value, case=case)
     message = reading.message
-    if isinstance(message, HyperparameterTuningJob):
-        judged = check_tuning_job(message, _knowing(context, message.trial_job_spec))
-    elif isinstance(message, CustomJob):
+    if isinstance(message, CustomJob):
         judged = check_custom_job(message, _knowing(context, message.job_spec))
-    else:
+    elif isinstance(message, CustomJobSpec):
         judged = check_job_spec(message, _knowing(context, message))
+    else:
+        judged = check_tuning_job(message, _knowing(context, message.trial_job_spec))
     return [*reading.findings, *(each for each in judged if not _is_unread(each.path, reading.unread))]
 
 
@@ -98,10 +96,21 @@ def check_pipeline(document: Mapping[str, Any], context: Context) -> Iterable[Fi
         yield from job.findings
         if job.document is None:
             continue
-        found = check_message(
-            CustomJob, job.document, case="snake", context=replace(context, through_gcpc=True)
-        )
+        through_gcpc = replace(context, through_gcpc=True)
+        found = check_message(_message_class(job.kind), job.document, case="snake", context=through_gcpc)
         yield from (replace(each, path=job.path_of(each.path)) for each in found)
+
+
+def _message_class(kind: str) -> type[Message]:
+    if kind == "CustomJob":
+        return CustomJob
+    if kind == "CustomJobSpec":
+        return CustomJobSpec
+    from penstock_components.jobs.study import (
+        HyperparameterTuningJob,
+    )  # its messages are many, and few files need them
+
+    return HyperparameterTuningJob
 
 
 def _knowing(context: Context, spec: CustomJobSpec | None) -> Context:

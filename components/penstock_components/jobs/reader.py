@@ -217,8 +217,8 @@ class _Reader:
 
     def _enum(self, spec: Field, held: object, path: str) -> str:
         names = {number: name for name, number in spec.values.items()}
-        if isinstance(held, int) and not isinstance(held, bool) and held in names:
-            held = names[held]
+        if isinstance(held, (int, float)) and not isinstance(held, bool) and held in names:
+            held = names[int(held)]  # a compiled pipeline has floats only
         if isinstance(held, str) and (held in spec.values or not held):
             return "" if not held or spec.values[held] == 0 else held
         allowed = [name for name, number in spec.values.items() if number]

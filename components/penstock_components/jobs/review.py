@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock_components.jobs.check import kind_of_document
+from penstock_components.jobs.findings import Case
 from penstock_components.jobs.messages import (
     ContainerSpec,
     CustomJob,
@@ -17,7 +18,6 @@ from penstock_components.jobs.messages import (
 )
 from penstock_components.jobs.pipeline_ir import training_jobs
 from penstock_components.jobs.reader import read
-from penstock_components.jobs.study import HyperparameterTuningJob
 from penstock_components.jobs.wire import case_of, to_api
 
 _POOL_NAMES = ("primary", "workers", "reducers or parameter servers", "evaluators")
@@ -65,28 +65,48 @@ def review(old: Any, new: Any, *, rate: Rate | None = None) -> list[str]:
     for name in [*before, *(name for name in after if name not in before)]:
         said = list(_job(before.get(name), after.get(name), rate))
         lines += said if len(before) <= 1 and len(after) <= 1 else [f"{name}: {line}" for line in said]
+    lines += _leaves(_study(old), _study(new))
     if "pipeline" in (kind_of_document(old), kind_of_document(new)):
         lines += _leaves(_without_jobs(old), _without_jobs(new))
     return lines
 
 
 def _jobs(document: Any) -> Iterator[tuple[str, CustomJob]]:
+    """By task, or by nothing outside a pipeline; of a tuning job that of its trials."""
     kind = kind_of_document(document)
-    case = case_of(document)
     if kind == "pipeline":
         for job in training_jobs(document):
             if job.document is not None:
-                yield job.task, read(CustomJob, job.document, case="snake").message
-    elif kind == "HyperparameterTuningJob":
-        tuning = read(HyperparameterTuningJob, document, case=case).message
-        yield (
-            "",
-            CustomJob(display_name=tuning.display_name, job_spec=tuning.trial_job_spec, labels=tuning.labels),
-        )
-    elif kind == "CustomJob":
-        yield "", read(CustomJob, document, case=case).message
-    elif kind == "CustomJobSpec":
-        yield "", CustomJob(job_spec=read(CustomJobSpec, document, case=case).message)
+                yield job.task, _custom_job(job.kind, job.document, "snake")
+    elif kind:
+        yield "", _custom_job(kind, document, case_of(document))
+
+
+def _custom_job(kind: str, document: Any, case: Case) -> CustomJob:
+    if kind == "CustomJob":
+        return read(CustomJob, document, case=case).message
+    if kind == "CustomJobSpec":
+        return CustomJob(job_spec=read(CustomJobSpec, document, case=case).message)
+    from penstock_components.jobs.study import HyperparameterTuningJob
+
+    tuning = read(HyperparameterTuningJob, document, case=case).message
+    return CustomJob(
+        display_name=tuning.display_name,
+        job_spec=tuning.trial_job_spec,
+        labels=tuning.labels,
+        encryption_spec=tuning.encryption_spec,
+    )
+
+
+def _study(document: Any) -> dict[str, Any]:
+    """What a tuning job searches; nothing of another document."""
+    if kind_of_document(document) != "HyperparameterTuningJob":
+        return {}
+    from penstock_components.jobs.study import HyperparameterTuningJob
+
+    told = to_api(read(HyperparameterTuningJob, document, case=case_of(document)).message)
+    trials = {"display_name", "trial_job_spec", "labels", "encryption_spec"}
+    return {name: value for name, value in told.items() if name not in trials}
 
 
 def _job(old: CustomJob | None, new: CustomJob | None, rate: Rate | None) -> Iterator[str]:

@@ -76,10 +76,10 @@ def check(
 
 
 def _rate(epoch_tokens: float | None, tokens_per_second: float | None) -> Rate | None:
-    from penstock_components.jobs.review import Rate
-
     if epoch_tokens is None or tokens_per_second is None:
         return None
+    from penstock_components.jobs.review import Rate
+
     return Rate(epoch_tokens=epoch_tokens, tokens_per_second=tokens_per_second)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from penstock_components.jobs.findings import Finding
 from penstock_components.jobs.messages import CustomJob, CustomJobSpec
@@ -21,11 +22,12 @@ from penstock_components.jobs.rules import (
     scheduling,
     secrets,
     storage,
-    studies,
     tpus,
 )
 from penstock_components.jobs.rules.context import Context
-from penstock_components.jobs.study import HyperparameterTuningJob
+
+if TYPE_CHECKING:
+    from penstock_components.jobs.study import HyperparameterTuningJob
 
 _RULES = (
     pools.check,
@@ -53,6 +55,8 @@ def check_custom_job(job: CustomJob, context: Context) -> list[Finding]:
 
 def check_tuning_job(job: HyperparameterTuningJob, context: Context) -> list[Finding]:
     """The same for a HyperparameterTuningJob, its study included."""
+    from penstock_components.jobs.rules import studies  # its messages are many, and few jobs need them
+
     return [*studies.check(job), *_below("trial_job_spec", job.trial_job_spec, context)]
 
 

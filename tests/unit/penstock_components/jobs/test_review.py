@@ -103,3 +103,13 @@ def test_two_pipelines_are_compared_by_their_jobs_and_the_rest_by_path() -> None
 
 def test_descriptions_and_the_sdks_version_say_nothing_about_a_run() -> None:
     assert normalised({"a": [{"description": "x", "b": 1}], "sdkVersion": "kfp-2.17.0"}) == {"a": [{"b": 1}]}
+
+
+def test_a_tuning_jobs_trials_and_its_study_are_compared() -> None:
+    def tuning(most: int, **spec: Any) -> dict[str, Any]:
+        return {"displayName": "t", "trialJobSpec": job(**spec)["jobSpec"], "maxTrialCount": most}
+
+    assert review(tuning(10), tuning(20, workers=3)) == [
+        "machines 2 -> 4 x a3-highgpu-8g",
+        "max_trial_count 10 -> 20",
+    ]

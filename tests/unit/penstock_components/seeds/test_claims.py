@@ -182,4 +182,3 @@ def test_the_arr_coc_model_states_are_more_than_the_seeds_count() -> None:
     assert round(told / 1e9, 1) == 28.7
     assert round(16 * trained / 1e9, 1) == 37.6
     assert round((2 + 14 / 8) * trained / 1e9, 1) == 8.8
-    assert round((2 * base + 16 * (scorers + adapter)) / 1e9, 1) == 9.6
