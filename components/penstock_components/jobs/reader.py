@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
 from penstock_components.jobs.findings import Case, Finding, in_case
-from penstock_components.jobs.messages import CustomJob, Message
+from penstock_components.jobs.messages import Message
 from penstock_components.jobs.misplaced import advice_on
 from penstock_components.jobs.schema import Field, fields_of
 
@@ -37,10 +37,10 @@ class Reading(Generic[M]):
     """Paths of fields whose value could not be made out; they are at their default in `message`."""
 
 
-def read(kind: type[M], value: object, *, case: Case, path: str = "") -> Reading[M]:
+def read(kind: type[M], value: object, *, case: Case) -> Reading[M]:
     """The message that `value` holds, as far as it can be made out. Raises nothing; all faults are findings."""
-    reader = _Reader(case=case)
-    message = reader.message(kind, value, path)
+    reader = _Reader(case=case, root=kind)
+    message = reader.message(kind, value, "")
     return Reading(message=message, findings=tuple(reader.findings), unread=frozenset(reader.unread))
 
 
@@ -49,6 +49,8 @@ class _Reader:
     """Collects what it finds while it walks a value."""
 
     case: Case
+    root: type[Message]
+    """Of the whole document: where a misplaced field belongs is told from there."""
     findings: list[Finding] = field(default_factory=list)
     unread: set[str] = field(default_factory=set)
 
@@ -90,7 +92,7 @@ class _Reader:
                     "field-case",
                     f"the field is written {key!r}; {takes}.",
                     f"Write {right!r}.",
-                    is_error=self.case == "snake",
+                    is_error=self.case == "snake" or key != name,
                 )
             if name in given:
                 self._refuse(
@@ -146,7 +148,7 @@ class _Reader:
                     at,
                     "unknown-field",
                     f"{kind.__name__} has no field {key!r}.",
-                    _elsewhere(name, known, self.case),
+                    _elsewhere(self.root, name, known, self.case),
                 )
         for owner, fields in inner.items():
             names = ", ".join(fields)
@@ -381,18 +383,18 @@ def _message_fix(kind: type[Message], case: Case) -> str:
     return f"Write a mapping with {', '.join(in_case(spec.name, case) for spec in fields_of(kind))}."
 
 
-def _elsewhere(name: str, known: Mapping[str, Field], case: Case) -> str:
+def _elsewhere(root: type[Message], name: str, known: Mapping[str, Field], case: Case) -> str:
     """Where a field of that name is, else what there is here."""
-    homes = list(_homes(CustomJob, name, ""))
+    homes = list(_homes(root, name, ""))
     if homes:
-        return f"It is {' or '.join(in_case(home, case) for home in homes)}."
+        return f"It is a field of {' or '.join(f'{owner}: {in_case(path, case)}' for owner, path in homes)}."
     return f"It has {', '.join(in_case(each, case) for each in known)}."
 
 
-def _homes(kind: type[Message], name: str, path: str) -> Iterator[str]:
+def _homes(kind: type[Message], name: str, path: str) -> Iterator[tuple[str, str]]:
     for spec in fields_of(kind):
         at = f"{path}.{spec.name}".lstrip(".")
         if spec.name == name:
-            yield at
+            yield kind.__name__, at
         if spec.is_message:
             yield from _homes(spec.type, name, f"{at}[]" if spec.is_repeated else at)

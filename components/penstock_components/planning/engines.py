@@ -6,7 +6,6 @@ _fsdp_collectives.py (torch 2.13), and deepspeed/runtime/zero/stage_1_and_2.py, 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from penstock_components.planning.ledger import Ledger
@@ -22,7 +21,7 @@ from penstock_components.planning.placement import (
 )
 from penstock_components.planning.shape import Parameter
 from penstock_components.planning.states import bucket_numel, keeps_fp32_gradients
-from penstock_components.planning.zero3 import most_gathered
+from penstock_components.planning.zero3 import Moment, gathered_numel
 
 _FP64 = 8
 
@@ -143,7 +142,10 @@ class FsdpReplay(EngineReplay):
         """Bytes of the last reduce-scatter's input."""
         self._fresh: dict[int | None, int] = {}
         """Bytes of whole gradients of a block, of this micro-batch."""
+        self._accumulated: dict[int | None, int] = {}
+        """And of earlier ones."""
         self._reduced = 0
+        """Bytes of the rank's parts."""
 
     def begin(self, *, is_first: bool, is_last: bool) -> None:
         """See EngineReplay.begin."""
@@ -180,11 +182,10 @@ class FsdpReplay(EngineReplay):
 
     def finish_gradient(self, name: str, item: int) -> None:
         """See EngineReplay.finish_gradient. In fp32 autograd adds to the gradient of earlier micro-batches."""
-        size = item * self._numel(name)
-        if name in self._added and not self._at.is_narrow:
+        size, block = item * self._numel(name), self._named[name].block
+        if block in self._accumulated and not self._at.is_narrow:
             self._ledger.give("gradients", size)
             return
-        block = self._named[name].block
         self._fresh[block] = self._fresh.get(block, 0) + size
 
     def end_backward(self) -> None:
@@ -209,44 +210,33 @@ class FsdpReplay(EngineReplay):
         whole = self._whole(block)
         if self._at.shard_size > 1:
             self._ledger.take("communication", whole)
-            if self._at.is_narrow:
-                self._ledger.pass_through("communication", whole // self._at.shard_size)
+            self._copy_shard(whole)
         self._ledger.give("communication", self._arriving)
         self._arriving = whole if self._at.shard_size > 1 else 0
         self._ledger.take("gathered", whole)
+
+    def _copy_shard(self, whole: int) -> None:
+        """A rank's own part is cast, or comes from the host, before it goes into the flat tensor."""
+        if self._at.is_narrow or (self._at.engine.cpu_offload and self._at.device == "cuda"):
+            self._ledger.pass_through("communication", whole // self._at.shard_size)
 
     def _prefetch(self, block: int) -> None:
         if block >= 0 and self._at.engine.reshard_after_forward and self._at.shard_size > 1:
             self._arriving = self._whole(block)
             self._ledger.take("communication", self._arriving)
-            if self._at.is_narrow:
-                self._ledger.pass_through("communication", self._arriving // self._at.shard_size)
+            self._copy_shard(self._arriving)
 
     def _reduce(self, block: int | None) -> None:
-        """Whole gradients go into one tensor, of which each rank gets its part; before the last micro-batch they add up as
-        they are, in the type in which they will be reduced."""
-        members = [p for p in self._at.shape.members(block) if p.is_trained]
-        fresh, numel = self._fresh.pop(block, 0), numel_of(members)
-        accumulated_item = self._at.reduce_bytes if self._at.is_narrow else FP32
-        had = any(parameter.name in self._added for parameter in members)
-        self._ledger.give("gathered", self._whole(block)) if not self._is_last else None
-        if not self._is_last:
-            if self._at.is_narrow and not had:
-                self._ledger.take("gradients", accumulated_item * numel)
-            if self._at.is_narrow:
-                self._ledger.give("gradients", fresh)
-            self._added |= {parameter.name for parameter in members}
-            return
-        if had and self._at.is_narrow:
-            self._ledger.give("gradients", fresh)
-            fresh = 0
+        """Whole gradients go into one tensor, of which each rank gets its part."""
         self._ledger.give("gathered", self._whole(block))
+        if not self._is_last:
+            self._accumulate(block)
+            return
         self._ledger.give("communication", self._leaving)
         shards = self._shards(block, trained=True)
         self._leaving = self._at.reduce_bytes * self._at.shard_size * shards
         self._ledger.take("communication", self._leaving)
-        self._ledger.give("gradients", fresh + (accumulated_item * numel if had else 0))
-        self._added -= {parameter.name for parameter in members}
+        self._ledger.give("gradients", self._fresh.pop(block, 0) + self._accumulated.pop(block, 0))
         self._ledger.take("gradients", self._at.reduce_bytes * shards)
         if self._at.reduce_bytes != FP32:
             self._ledger.take("gradients", FP32 * shards)
@@ -255,6 +245,18 @@ class FsdpReplay(EngineReplay):
             self._ledger.give("gradients", FP32 * shards)
         else:
             self._reduced += FP32 * shards
+
+    def _accumulate(self, block: int | None) -> None:
+        """Before the last micro-batch whole gradients stay, in the type in which they will be reduced."""
+        fresh = self._fresh.pop(block, 0)
+        if not self._at.is_narrow:
+            self._accumulated[block] = self._accumulated.get(block, 0) + fresh
+            return
+        if block not in self._accumulated:
+            trained = numel_of(p for p in self._at.shape.members(block) if p.is_trained)
+            self._accumulated[block] = self._at.reduce_bytes * trained
+            self._ledger.take("gradients", self._accumulated[block])
+        self._ledger.give("gradients", fresh)
 
 
 class ZeroReplay(EngineReplay):
@@ -400,13 +402,34 @@ class Zero3Replay(EngineReplay):
 
     def __init__(self, at: Placement, ledger: Ledger, rank: int) -> None:
         super().__init__(at, ledger, rank)
-        self._gathered = at.item_bytes * most_gathered(at)
+        self._numel_at = gathered_numel(at)
+        self._gathered = 0
         self._bucket: list[Parameter] = []
 
     def begin(self, *, is_first: bool, is_last: bool) -> None:
         """See EngineReplay.begin."""
         super().begin(is_first=is_first, is_last=is_last)
-        self._ledger.take("gathered", self._gathered)
+        self._gather((None, True))
+
+    def enter(self, block: int) -> None:
+        """See EngineReplay.enter."""
+        self._gather((block, True))
+
+    def leave(self, block: int) -> None:
+        """See EngineReplay.leave. After the last block what is held is what backward begins with."""
+        if block == self._at.shape.num_blocks - 1:
+            self._gather((None, False))
+
+    def enter_backward(self, block: int) -> None:
+        """See EngineReplay.enter_backward."""
+        self._gather((block, False))
+
+    def _gather(self, moment: Moment) -> None:
+        """Hold what is held then; a model of one piece has no other moments than its own."""
+        size = self._at.item_bytes * self._numel_at.get(moment, self._numel_at[None, moment[1]])
+        self._ledger.take("gathered", max(0, size - self._gathered))
+        self._ledger.give("gathered", max(0, self._gathered - size))
+        self._gathered = size
 
     def finish_gradient(self, name: str, item: int) -> None:
         """See EngineReplay.finish_gradient."""
@@ -424,6 +447,7 @@ class Zero3Replay(EngineReplay):
         """See EngineReplay.end_backward."""
         self._flush()
         self._ledger.give("gathered", self._gathered)
+        self._gathered = 0
 
     def step(self) -> None:
         """See EngineReplay.step."""
@@ -466,6 +490,3 @@ def _overlap(group: FlatGroup, rank: int) -> int:
         ),
         default=0,
     )
-
-
-__all__ = ["EngineReplay", "engine_replay", "math"]

@@ -8,6 +8,7 @@ our own code for what is kept where.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from penstock_components.planning.engines import engine_replay
@@ -17,6 +18,7 @@ from penstock_components.planning.replay import replay_step
 from penstock_components.planning.shape import ModelShape
 from penstock_components.planning.states import Held, ModelStates, model_states
 from penstock_trainer.contract.config import JobConfig
+from penstock_trainer.contract.deepspeed_keys import KNOWN_KEYS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,11 +53,13 @@ class RankMemory:
     states: ModelStates
     """Exact, with the gradients as backward leaves them."""
     peak: Peak | None
-    """None for a model whose activations are not known (`ModelShape.decoder`)."""
+    """None for a model whose activations are not known: all but the built-in decoder of two layers or more."""
     micro_batch: int
     """Samples that go through the model at once."""
     accumulation: int
     """Micro-batches of a step."""
+    unmodelled: tuple[str, ...]
+    """Settings of the config that change memory and are not accounted for."""
 
     @property
     def device(self) -> int:
@@ -86,11 +90,48 @@ def rank_memory(
     )
     states = model_states(at, rank=rank)
     peak = _peak(at, states.device, keeps_gradients=states.keeps_gradients, rank=rank)
-    return RankMemory(states=states, peak=peak, micro_batch=at.micro_batch, accumulation=at.accumulation)
+    return RankMemory(
+        states=states,
+        peak=peak,
+        micro_batch=at.micro_batch,
+        accumulation=at.accumulation,
+        unmodelled=tuple(unmodelled(config)),
+    )
+
+
+def unmodelled(config: JobConfig) -> Iterator[str]:
+    """Settings that change memory or traffic and that no formula here knows."""
+    engine = config.engine
+    if engine.compile:
+        yield "engine.compile"
+    for name, value in (engine.deepspeed.get("zero_optimization") or {}).items():
+        default = KNOWN_KEYS["zero_optimization"][name]
+        is_default = value in (None, "auto") or (isinstance(default, tuple) and value == default[1])
+        if name not in _MODELLED and not is_default:
+            yield f"engine.deepspeed.zero_optimization.{name}"
+
+
+_MODELLED = frozenset(
+    {
+        "stage",
+        "overlap_comm",
+        "parameter_alignment",
+        "reduce_bucket_size",
+        "allgather_bucket_size",
+        "offload_optimizer",
+        "sub_group_size",
+        "stage3_max_live_parameters",
+        "stage3_max_reuse_distance",
+        "stage3_model_persistence_threshold",
+        "stage3_param_persistence_threshold",
+        "stage3_prefetch_bucket_size",
+    }
+)
 
 
 def _peak(at: Placement, held: Held, *, keeps_gradients: bool, rank: int) -> Peak | None:
-    if at.shape.decoder is None:
+    model = at.shape.decoder
+    if model is None or at.shape.num_blocks != model.num_layers:
         return None
     ledger = Ledger()
     ledger.take("parameters", held.parameters)
@@ -100,6 +141,6 @@ def _peak(at: Placement, held: Held, *, keeps_gradients: bool, rank: int) -> Pea
     ledger.take("gradients", held.gradients if keeps_gradients else 0)
     ledger.take("other", at.shape.buffers)
     before = ledger.now
-    replay_step(at, at.shape.decoder, ledger, engine_replay(at, ledger, rank))
+    replay_step(at, model, ledger, engine_replay(at, ledger, rank))
     assert ledger.now == before, f"a step left {ledger.now - before} bytes"
-    return Peak(**ledger.at_peak)
+    return Peak(**{str(kind): size for kind, size in ledger.at_peak.items()})

@@ -49,6 +49,8 @@ class Sizes:
     """Bytes of the tensors of one micro-batch."""
 
     tokens: int
+    length: int
+    """Tokens of a sample."""
     residual_item: int
     """Bytes of an element of the residual stream: fp32 under DDP's autocast, else the compute type."""
     item: int
@@ -61,6 +63,7 @@ class Sizes:
         is_autocast = at.engine.strategy == "ddp" and at.is_narrow
         return cls(
             tokens=at.micro_batch * at.config.data.seq_len,
+            length=at.config.data.seq_len,
             residual_item=FP32 if is_autocast else at.item_bytes,
             item=at.item_bytes,
             is_cpu=at.device == "cpu",
@@ -94,7 +97,7 @@ def norm(source: str, output: str, weight: str, *, dim: int, count: int, sizes: 
         saved=(source,),
         extra=widened + numel * item + scale,
         work=FP32 * numel,
-        backward_work=2 * FP32 * numel,
+        backward_work=(3 if widened else 2) * FP32 * numel,
         weights=(weight,),
     )
 
@@ -120,14 +123,34 @@ def _attention(model: ModelConfig, sizes: Sizes) -> Iterator[Operation]:
         output="y",
         size=q_size,
         saved=("q", "k", "v", "y"),
-        extra=FP32 * sizes.tokens * model.num_heads,  # logsumexp of each query
+        extra=FP32 * sizes.tokens * model.num_heads + _mask(model, sizes),  # logsumexp of each query
         backward_work=0 if sizes.is_cpu else _flash_backward(model, sizes),
         is_costly=True,
     )
     yield Operation(inputs=("y",), output="merged", size=q_size if sizes.is_cpu else 0, is_sum=True)
     residual = sizes.tokens * model.dim
     yield _linear("merged", "a", residual * sizes.item, "self_attn.o_proj")
-    yield Operation(inputs=("x", "a"), output="x_mid", size=residual * sizes.residual_item, is_sum=True)
+    yield from _dropout("a", model, sizes)
+    yield Operation(
+        inputs=("x", "a_left" if model.dropout else "a"),
+        output="x_mid",
+        size=residual * sizes.residual_item,
+        is_sum=True,
+    )
+
+
+def _dropout(source: str, model: ModelConfig, sizes: Sizes) -> Iterator[Operation]:
+    """It keeps its mask: a byte an element on CUDA, of the input's type on CPU."""
+    if model.dropout:
+        numel = sizes.tokens * model.dim
+        mask = numel * (sizes.item if sizes.is_cpu else 1)
+        yield Operation(inputs=(source,), output=f"{source}_left", size=numel * sizes.item, extra=mask)
+
+
+def _mask(model: ModelConfig, sizes: Sizes) -> int:
+    """Bytes of the window's mask as each layer's attention keeps it; without a window there is none."""
+    windowed = model.sliding_window is not None and sizes.length > model.sliding_window
+    return sizes.length**2 * sizes.item if windowed else 0
 
 
 def _flash_backward(model: ModelConfig, sizes: Sizes) -> int:
@@ -147,7 +170,13 @@ def _feed_forward(model: ModelConfig, sizes: Sizes) -> Iterator[Operation]:
     yield _linear("h2", "up", inner, "mlp.up_proj", cast=cast)
     yield Operation(inputs=("silu", "up"), output="product", size=inner, saved=("silu", "up"))
     yield _linear("product", "m", residual * sizes.item, "mlp.down_proj")
-    yield Operation(inputs=("x_mid", "m"), output="x_out", size=residual * sizes.residual_item, is_sum=True)
+    yield from _dropout("m", model, sizes)
+    yield Operation(
+        inputs=("x_mid", "m_left" if model.dropout else "m"),
+        output="x_out",
+        size=residual * sizes.residual_item,
+        is_sum=True,
+    )
 
 
 def _cast(model: ModelConfig, sizes: Sizes) -> int:

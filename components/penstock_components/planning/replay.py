@@ -252,7 +252,9 @@ class _Block:
 
     def _recompute(self) -> None:
         """Up to the last tensor that backward reads."""
-        last = max(index for index, operation in enumerate(self._operations) if operation.saved)
+        last = max(
+            index for index, operation in enumerate(self._operations) if operation.saved or operation.extra
+        )
         self._tensors.hold(self._input)
         self._run(self._operations[:last], saves=True)
         final = self._operations[last]
@@ -280,9 +282,7 @@ class _Block:
 
     def _make(self, operation: Operation, *, saves: bool) -> None:
         is_cached = operation.output in self._caches
-        if saves and is_cached:
-            pass  # its cache's hold is the maker's now
-        else:
+        if not (saves and is_cached):  # else the cache's hold becomes the maker's
             self._tensors.make(operation.output, operation.size)
         if saves:
             for name in operation.saved:
@@ -300,7 +300,7 @@ class _Block:
             for weight in operation.weights:
                 self._engine.make_gradient(self._prefix + weight, self._item)
             for name in operation.inputs:
-                self._make_gradient(name, operation, gradients, of)
+                self._make_gradient(name, gradients, of)
             self._ledger.pass_through("activations", operation.backward_work)
         for name in operation.saved:
             self._tensors.drop(name)
@@ -315,16 +315,13 @@ class _Block:
             of[name] = arriving
             gradients.hold(arriving)
 
-    def _make_gradient(
-        self, name: str, operation: Operation, gradients: _Tensors, of: dict[str, str]
-    ) -> None:
+    def _make_gradient(self, name: str, gradients: _Tensors, of: dict[str, str]) -> None:
         size = self._size_of(name)
         if name in of:
             self._ledger.pass_through("activations", size)
             return
         of[name] = f"gradient of {name}"
         gradients.make(of[name], size)
-        del operation
 
     def _size_of(self, name: str) -> int:
         if name == self._input:

@@ -1,4 +1,4 @@
-"""Which parameters ZeRO's stage 3 gathers when, and how many are whole at once.
+"""Which parameters ZeRO's stage 3 gathers when, and how many are held by that.
 
 A replay of DeepSpeed's coordinator (deepspeed/runtime/zero/partitioned_param_coordinator.py) over one forward and backward
 pass with a complete trace: a module fetches what it lacks, then the parameters that come next in the trace up to
@@ -12,11 +12,13 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from penstock_components.planning.placement import Placement, numel_of
+from penstock_components.planning.placement import Placement, chunk, numel_of
 from penstock_components.planning.shape import ModelShape, Parameter
 from penstock_components.planning.states import persistent
 
 _NEVER = -1
+Moment = tuple[int | None, bool]
+"""A block, None for the rest of the model, and whether it is its forward."""
 
 
 def gathers(at: Placement) -> list[tuple[Parameter, ...]]:
@@ -24,9 +26,13 @@ def gathers(at: Placement) -> list[tuple[Parameter, ...]]:
     return _replayed(at).fetches
 
 
-def most_gathered(at: Placement) -> int:
-    """Elements of the parameters that are whole at once at the most, without those that always are."""
-    return _replayed(at).most
+def gathered_numel(at: Placement) -> dict[Moment, int]:
+    """Elements held by gathers while each block runs, at the most, without the parameters that are always whole.
+
+    A gather of several parameters is one flat tensor, from which they are copied when the first is needed, and which goes
+    when the last has been.
+    """
+    return _replayed(at).gathered
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,7 @@ class _Module:
 
     uses: tuple[Parameter, ...] = ()
     children: tuple[_Module, ...] = ()
+    block: int | None = None
 
 
 @dataclass
@@ -50,15 +57,20 @@ class _Coordinator:
     last_seen: dict[str, int] = field(default_factory=dict)
     """The latest position in the trace for which a parameter was taken off the queue."""
     fetches: list[tuple[Parameter, ...]] = field(default_factory=list)
-    most: int = 0
+    awaited: dict[int, set[str]] = field(default_factory=dict)
+    """By fetch, the parameters that no module has asked for yet; a fetch of which all have been asked for is gone."""
+    copied: set[str] = field(default_factory=set)
+    gathered: dict[Moment, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.queue = deque((p, position) for position, uses in enumerate(self.trace) for p in uses)
 
     def run(self, module: _Module, *, forward: bool) -> None:
         self._fetch(module.uses)
+        self._wait(module.uses)
         self._advance(module.uses)
         self._prefetch()
+        self._record(module, forward=forward)
         self.step += 1
         for child in module.children if forward else reversed(module.children):
             self.run(child, forward=forward)
@@ -69,7 +81,25 @@ class _Coordinator:
         if lacking:
             self.fetches.append(tuple(lacking.values()))
             self.available |= lacking
-            self.most = max(self.most, numel_of(self.available.values()))
+            self.awaited[len(self.fetches) - 1] = set(lacking)
+
+    def _wait(self, uses: Sequence[Parameter]) -> None:
+        names = {parameter.name for parameter in uses}
+        for fetch, left in list(self.awaited.items()):
+            if names & left:
+                self.copied |= {parameter.name for parameter in self.fetches[fetch]}
+                left -= names
+            if not left:
+                del self.awaited[fetch]
+
+    def _record(self, module: _Module, *, forward: bool) -> None:
+        flat = sum(self._flat(self.fetches[fetch]) for fetch in self.awaited)
+        numel = flat + numel_of(p for name, p in self.available.items() if name in self.copied)
+        moment = (module.block, forward)
+        self.gathered[moment] = max(self.gathered.get(moment, 0), numel)
+
+    def _flat(self, fetched: Sequence[Parameter]) -> int:
+        return self.at.world_size * sum(chunk(parameter.numel, self.at.world_size) for parameter in fetched)
 
     def _advance(self, uses: Sequence[Parameter]) -> None:
         """Take off the queue what this module uses and no prefetch has taken."""
@@ -96,6 +126,7 @@ class _Coordinator:
         for parameter in uses:
             if parameter.name not in soon and self.last_seen.get(parameter.name, _NEVER) <= self.step:
                 self.available.pop(parameter.name, None)
+                self.copied.discard(parameter.name)
 
     def _soon(self) -> set[str]:
         soon: set[str] = set()
@@ -145,7 +176,8 @@ def _module(members: Sequence[Parameter], *, depth: int) -> _Module:
         child = _module(by_child[name], depth=depth + 1)
         is_list = all(parameter.name.split(".")[depth + 1].isdigit() for parameter in by_child[name])
         children += child.children if is_list else [child]
-    return _Module(uses, tuple(children))
+    blocks = {parameter.block for parameter in members}
+    return _Module(uses, tuple(children), blocks.pop() if len(blocks) == 1 else None)
 
 
 _ATTENTION = ("q_proj", "k_proj", "q_norm", "k_norm", "v_proj", "o_proj")

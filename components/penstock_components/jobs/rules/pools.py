@@ -94,7 +94,10 @@ def _replicas(index: int, path: str, pool: WorkerPoolSpec) -> Iterator[Finding]:
     if kind_of(pool.machine_spec.machine_type if pool.machine_spec else "") == "tpu":
         return  # one replica too, for another reason, which the rules of machines tell
     if index == PRIMARY and count != 1:
-        others = f"Set replica_count to 1 and put the other {count - 1} into pool 1, with the same machine_spec and program."
+        others = (
+            f"Set replica_count to 1 and put the other {count - 1} into pool 1, with the same machine_spec and program; "
+            "parameter servers are pool 2."
+        )
         yield Finding(
             path=f"{path}.replica_count",
             rule="primary-replicas",

@@ -171,7 +171,7 @@ def _restarts(spec: CustomJobSpec, scheduling: Scheduling, context: Context) -> 
         yield Finding(
             path="scheduling.restart_job_on_worker_restart",
             rule="restart-job",
-            reason=f"it is false, and {hangs}",
+            reason=f"it is false, which is also the default, and {hangs}",
             fix="Set it to true: the whole job starts again, and resumes from its checkpoint.",
         )
 

@@ -67,7 +67,7 @@ def test_a_field_that_does_not_exist_is_told_what_does_its_job(
 def test_settings_of_the_job_in_a_pool_are_told_their_place() -> None:
     for name, value in (("network", "n"), ("enable_web_access", False), ("reserved_ip_ranges", [])):
         (finding,) = found({name: value})
-        assert f"It is job_spec.{name}" in finding.fix
+        assert finding.fix == f"It is a field of CustomJobSpec: {name}."
 
 
 def test_advice_never_hides_a_field_that_the_api_has() -> None:

@@ -26,7 +26,7 @@ PROTOS = {
     "CustomJobSpec": CustomJobSpec,
     "HyperparameterTuningJob": HyperparameterTuningJob,
 }
-FORM = {"unknown-field", "field-level", "image-field", "spot-per-pool", "persistent-disk"}
+FORM = {"unknown-field", "field-level", "image-field", "spot-per-pool", "persistent-disk", "field-case"}
 """Rules about fields that do not exist where they stand: the faults that Google's clients see too."""
 
 each_spec = pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
