@@ -13,7 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from penstock_components.jobs.messages import MachineSpec
+from penstock_components.jobs.all_reduce import break_even_step_gain, communication_gain, traffic_share
+from penstock_components.jobs.messages import ContainerSpec, MachineSpec
+from penstock_components.jobs.reducer_sizing import sizing
 from penstock_components.jobs.topology import nodes
 from penstock_components.planning.goodput import HOUR, Interruptions
 from penstock_components.planning.options import GB, Option, options
@@ -103,10 +105,7 @@ class Plan:
         ):
             server = resources.reduction_server
             parts.append((MachineSpec(machine_type=server.machine_type), server.replica_count))
-        each = [
-            (prices.per_hour(machine, region=self.question.location, strategy=resources.strategy), count)
-            for machine, count in parts
-        ]
+        each = [(_per_hour(self, machine), count) for machine, count in parts]
         known = [price * count for price, count in each if price is not None]
         return sum(known) * hours if len(known) == len(each) else None
 
@@ -189,6 +188,7 @@ def _told(option: Option) -> Mapping[str, Any]:
 def lines(made: Plan) -> Iterator[str]:
     """What is said besides the tables: what follows from figures that were given, or which are missing."""
     question = made.question
+    yield from _reducers(made)
     if made.shape.decoder is None:
         yield "memory: model states only; what a step needs beside them is known of the built-in decoder alone"
     if question.tokens_per_second is None:
@@ -197,3 +197,34 @@ def lines(made: Plan) -> Iterator[str]:
         yield "cost: not known; give --prices FILE (docs/prices.md)"
     if question.interruptions is None and made.recipe.resources.strategy == "SPOT":
         yield "interruptions: not known; no rate is published for Spot. Give --node-mtbf-hours, as you have seen it"
+
+
+def _reducers(made: Plan) -> Iterator[str]:
+    """What the recipe's Reduction Server brings on its own machines, and from which gain it pays."""
+    resources = made.recipe.resources
+    server, strategy = resources.reduction_server, made.recipe.config.engine.strategy
+    sized = sizing(resources.pools(ContainerSpec(), location=made.question.location or "us-central1"))
+    if server is None or sized is None:
+        return
+    yield f"reducers: {sized.told}"
+    share = traffic_share(strategy)
+    if share is not None and sized.gain is not None:
+        whole = communication_gain(share.share, sized.gain)
+        yield f"reducers: of {strategy}, {share.reason}; all its communication becomes {whole:.2f}x as fast"
+    count = server.replica_count
+    hours = f"reducers: they add {count} to {sized.num_nodes} machine hours"
+    node, reducer = resources.topology.machine, MachineSpec(machine_type=server.machine_type)
+    node_price, reducer_price = _per_hour(made, node), _per_hour(made, reducer)
+    if not node_price or reducer_price is None:
+        yield f"{hours}; what step gain pays for them follows from prices"
+        return
+    least = break_even_step_gain(
+        num_nodes=sized.num_nodes, num_reducers=count, node_price=node_price, reducer_price=reducer_price
+    )
+    yield f"{hours}, and pay for themselves when a step becomes more than {least:.2f}x as fast"
+
+
+def _per_hour(made: Plan, machine: MachineSpec) -> float | None:
+    prices = made.question.prices
+    strategy = made.recipe.resources.strategy
+    return prices.per_hour(machine, region=made.question.location, strategy=strategy) if prices else None

@@ -67,3 +67,21 @@ def test_make_help_lists_the_targets_of_the_readme() -> None:
     listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for target in ("install", "run", "test", "check", "fix", "compile", "clean"):
         assert re.search(rf"^{target}\s", listed, re.MULTILINE), target
+
+
+@pytest.mark.parametrize("part", ["components/penstock_components", "pipelines/penstock_pipelines"])
+def test_every_module_can_be_imported_first(part: str) -> None:
+    """A circle of imports shows only to whoever comes in at the wrong place."""
+    top = ROOT / part
+    names = [
+        str(path.relative_to(top.parent).with_suffix("")).replace("/", ".") for path in top.rglob("*.py")
+    ]
+    program = f"""
+import importlib, sys
+for name in {sorted(names)!r}:
+    for loaded in [module for module in sys.modules if module.startswith("penstock_")]:
+        del sys.modules[loaded]
+    importlib.import_module(name.removesuffix(".__init__"))
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -10,6 +10,8 @@ from typing import Literal
 Severity = Literal["error", "warning"]
 Case = Literal["snake", "camel"]
 
+_MOST_QUOTED = 120
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
@@ -59,6 +61,11 @@ def in_case(path: str, case: Case) -> str:
     if case == "snake":
         return path
     return re.sub(r"(\[[^\]]*\])|_([a-z0-9])", lambda match: match[1] or match[2].upper(), path)
+
+
+def quoted(text: str) -> str:
+    """A given text for a message; a long one cut off."""
+    return repr(text) if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]!r}..."
 
 
 def _line(finding: Finding) -> str:

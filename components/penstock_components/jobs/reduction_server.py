@@ -11,10 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock_components.jobs.all_reduce import communication_gain, ring_gain, traffic_share
-from penstock_components.jobs.findings import Finding, JobSpecError, Severity
+from penstock_components.jobs.findings import Finding, JobSpecError, Severity, quoted
 from penstock_components.jobs.messages import ContainerSpec, MachineSpec, WorkerPoolSpec
 from penstock_components.jobs.reducer_sizing import POOL_INDEX, Sizing, sizing
-from penstock_components.jobs.rules.contents import quoted
 from penstock_components.jobs.topology import network_gbps
 from penstock_components.machines.catalogue import gpu_machines, kind_of, reducer_network_gbps
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
-from penstock_components.planning.engines import engine_replay
+from penstock_components.planning.engine_replay import EngineReplay
 from penstock_components.planning.ledger import Ledger
 from penstock_components.planning.placement import Device, Placement
 from penstock_components.planning.replay import replay_step
 from penstock_components.planning.shape import ModelShape
-from penstock_components.planning.states import Held, ModelStates, model_states
+from penstock_components.planning.states import Held, ModelStates, keeps_fp32_gradients, model_states
+from penstock_components.planning.torch_replay import DdpReplay, FsdpReplay
+from penstock_components.planning.zero_replay import Bf16OptimizerReplay, Zero3Replay, ZeroReplay
 from penstock_trainer.contract.config import JobConfig
 from penstock_trainer.contract.deepspeed_keys import KNOWN_KEYS
 
@@ -141,6 +143,19 @@ def _peak(at: Placement, held: Held, *, keeps_gradients: bool, rank: int) -> Pea
     ledger.take("gradients", held.gradients if keeps_gradients else 0)
     ledger.take("other", at.shape.buffers)
     before = ledger.now
-    replay_step(at, model, ledger, engine_replay(at, ledger, rank))
+    replay_step(at, model, ledger, _engine(at)(at, ledger, rank))
     assert ledger.now == before, f"a step left {ledger.now - before} bytes"
     return Peak(**{str(kind): size for kind, size in ledger.at_peak.items()})
+
+
+def _engine(at: Placement) -> type[EngineReplay]:
+    """What the config's engine adds to a step."""
+    if at.is_whole:
+        return EngineReplay
+    if at.engine.strategy == "ddp":
+        return DdpReplay
+    if not at.is_zero:
+        return FsdpReplay
+    if at.engine.strategy == "zero3":
+        return Zero3Replay
+    return Bf16OptimizerReplay if keeps_fp32_gradients(at) else ZeroReplay

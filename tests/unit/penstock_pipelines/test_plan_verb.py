@@ -105,6 +105,16 @@ def test_the_traffic_that_reducers_help_with_is_told_apart() -> None:
     assert "in all-reduce" not in told("tiny-zero2", "--strategy", "zero3").output
 
 
+def test_reducers_are_weighed_against_what_they_cost(tmp_path: Path) -> None:
+    assert "they add 1 to 2 machine hours; what step gain pays for them follows from prices" in told().output
+    prices = PRICES.replace("a2-highgpu-8g", "g2-standard-12") + (
+        '[[machines]]\nmachine_type = "n1-highcpu-16"\nregion = "us-central1"\nper_hour = 6.0\n'
+    )
+    (tmp_path / "prices.toml").write_text(prices)
+    text = told("--prices", str(tmp_path / "prices.toml")).output
+    assert "pay for themselves when a step becomes more than 1.10x as fast" in text  # 1 + 1 x 6 / (2 x 30)
+
+
 def test_a_foreign_models_shape_is_asked_of_the_trainer() -> None:
     config = JobConfig(model=ModelConfig(source="penstock_trainer.model.digits:digits_classifier"))
     shape = model_shape(config, vocab_size=0)

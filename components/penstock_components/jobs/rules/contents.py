@@ -12,7 +12,6 @@ from penstock_components.jobs.reader import PLACEHOLDER
 PRIMARY, WORKERS, SERVERS, EVALUATORS = range(4)
 ROLES = ("the primary", "workers", "parameter servers or a Reduction Server", "evaluators")
 """By index of the pool."""
-_MOST_QUOTED = 120
 _REDUCER_IMAGE = re.compile(r"reduction[-_]?server", re.IGNORECASE)
 
 
@@ -71,11 +70,6 @@ def num_nodes(spec: CustomJobSpec) -> int:
 def is_placeholder(text: str) -> bool:
     """Whether a pipeline puts the value in when it runs, so that nothing can be said of it before."""
     return PLACEHOLDER.search(text) is not None
-
-
-def quoted(text: str) -> str:
-    """A given text for a message; a long one cut off."""
-    return repr(text) if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]!r}..."
 
 
 def on_persistent_resource(spec: CustomJobSpec) -> bool:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from penstock_components.jobs.findings import Finding
+from penstock_components.jobs.findings import Finding, quoted
 from penstock_components.jobs.messages import CustomJob, CustomJobSpec, EncryptionSpec
-from penstock_components.jobs.rules.contents import (
-    is_placeholder,
-    quoted,
-)
+from penstock_components.jobs.rules.contents import is_placeholder
 from penstock_components.jobs.rules.context import Context
 
 NOT_IN_GCPC = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock_components.jobs.findings import Finding
+from penstock_components.jobs.findings import Finding, quoted
 from penstock_components.jobs.messages import (
     CustomJobSpec,
     MachineSpec,
@@ -16,7 +16,6 @@ from penstock_components.jobs.rules.contents import (
     is_placeholder,
     on_persistent_resource,
     programs,
-    quoted,
 )
 from penstock_components.jobs.rules.context import Context
 from penstock_components.jobs.rules.regions import check_region

@@ -6,12 +6,9 @@ import ipaddress
 import re
 from collections.abc import Iterator
 
-from penstock_components.jobs.findings import Finding
+from penstock_components.jobs.findings import Finding, quoted
 from penstock_components.jobs.messages import CustomJobSpec, DnsPeeringConfig, PscInterfaceConfig
-from penstock_components.jobs.rules.contents import (
-    is_placeholder,
-    quoted,
-)
+from penstock_components.jobs.rules.contents import is_placeholder
 from penstock_components.jobs.rules.context import Context
 
 _NAME = r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?"

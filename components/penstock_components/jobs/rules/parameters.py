@@ -7,8 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from penstock_components.jobs.findings import Finding
-from penstock_components.jobs.rules.contents import quoted
+from penstock_components.jobs.findings import Finding, quoted
 from penstock_components.jobs.study import (
     CategoricalValueSpec,
     ConditionalParameterSpec,

@@ -6,7 +6,7 @@ import posixpath
 import re
 from collections.abc import Iterator
 
-from penstock_components.jobs.findings import Finding
+from penstock_components.jobs.findings import Finding, quoted
 from penstock_components.jobs.messages import (
     ContainerSpec,
     CustomJobSpec,
@@ -21,7 +21,6 @@ from penstock_components.jobs.rules.contents import (
     filled_pools,
     is_placeholder,
     programs,
-    quoted,
 )
 from penstock_components.jobs.rules.context import Context
 from penstock_components.machines.catalogue import kind_of

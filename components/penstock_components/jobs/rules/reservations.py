@@ -5,14 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from penstock_components.jobs.findings import Finding
+from penstock_components.jobs.findings import Finding, quoted
 from penstock_components.jobs.messages import CustomJobSpec, MachineSpec, ReservationAffinity
-from penstock_components.jobs.rules.contents import (
-    filled_pools,
-    is_placeholder,
-    on_persistent_resource,
-    quoted,
-)
+from penstock_components.jobs.rules.contents import filled_pools, is_placeholder, on_persistent_resource
 from penstock_components.jobs.rules.context import Context
 
 RESERVATION_KEY = "compute.googleapis.com/reservation-name"

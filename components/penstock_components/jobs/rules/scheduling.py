@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 
-from penstock_components.jobs.findings import Finding
+from penstock_components.jobs.findings import Finding, quoted
 from penstock_components.jobs.messages import (
     STRATEGIES,
     CustomJobSpec,
@@ -21,7 +21,6 @@ from penstock_components.jobs.rules.contents import (
     is_reduction_server,
     num_nodes,
     on_persistent_resource,
-    quoted,
 )
 from penstock_components.jobs.rules.context import Context
 from penstock_components.machines.catalogue import FLEX_START_ACCELERATORS, implied_accelerator, kind_of

@@ -5,14 +5,9 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
-from penstock_components.jobs.findings import Finding
+from penstock_components.jobs.findings import Finding, quoted
 from penstock_components.jobs.messages import CustomJobSpec, DiskSpec, LustreMount, NfsMount
-from penstock_components.jobs.rules.contents import (
-    filled_pools,
-    is_placeholder,
-    num_nodes,
-    quoted,
-)
+from penstock_components.jobs.rules.contents import filled_pools, is_placeholder, num_nodes
 from penstock_components.jobs.rules.context import Context
 
 DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
