@@ -8,9 +8,13 @@ leave out what authors need. `requests`, which kfp only uses to load components 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import LazyLoader
+from types import ModuleType
 
 _RUNTIME = "_KFP_RUNTIME"
 
@@ -21,7 +25,7 @@ def load_kfp() -> None:
     Where kfp was imported before, it stays as it is.
     """
     if "kfp" not in sys.modules and _RUNTIME not in os.environ:
-        _load_when_used("requests")
+        sys.meta_path.insert(0, _WhenUsed("requests"))
         os.environ[_RUNTIME] = "true"
         try:
             importlib.import_module("kfp")
@@ -31,12 +35,21 @@ def load_kfp() -> None:
     importlib.import_module("kfp.compiler")
 
 
-def _load_when_used(name: str) -> None:
-    """Put a module in its place that loads itself at the first look into it (importlib's LazyLoader)."""
-    spec = importlib.util.find_spec(name)
-    if name in sys.modules or spec is None or spec.loader is None:
-        return
-    spec.loader = importlib.util.LazyLoader(spec.loader)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
+class _WhenUsed(MetaPathFinder):
+    """Finds one module for importlib's LazyLoader, which loads it at the first look into it.
+
+    A finder, because a module that was put into sys.modules before is looked into by its first import.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = LazyLoader(spec.loader)
+        return spec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -26,9 +27,10 @@ from penstock_components.jobs.messages import (
 from penstock_components.jobs.reader import PLACEHOLDER
 from penstock_components.jobs.reduction_server import ReductionServer
 from penstock_components.jobs.roles import Evaluators, ParameterServers, later_pools
-from penstock_components.jobs.rules import check_custom_job
 from penstock_components.jobs.rules.context import Context
 from penstock_components.jobs.topology import Topology, nodes
+
+logger = logging.getLogger(__name__)
 
 SchedulingStrategy = Literal["STANDARD", "SPOT", "FLEX_START"]
 LONGEST = timedelta(days=7)
@@ -126,7 +128,8 @@ class Resources:
     ) -> CustomJob:
         """The job that runs `program` on these machines, in the context's location.
 
-        Raises JobSpecError with everything that Vertex AI would refuse or that would not do what it says.
+        Raises JobSpecError with everything that Vertex AI would refuse or that would not do what it says; logs what costs
+        time or money.
         """
         peering = self.network if isinstance(self.network, VpcPeering) else None
         job = CustomJob(
@@ -158,7 +161,12 @@ class Resources:
                 enable_dashboard_access=self.enable_dashboard_access,
             ),
         )
-        require(check_custom_job(job, context))
+        from penstock_components.jobs.rules import (
+            check_custom_job,
+        )  # a recipe that is only planned needs no rules
+
+        for warning in require(check_custom_job(job, context)):
+            logger.warning("%s", warning.told())
         return job
 
 

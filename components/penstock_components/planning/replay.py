@@ -135,23 +135,26 @@ class _MicroBatch:
         copies = 0 if sizes.item == FP32 else 2 * sizes.item * tokens * self._at.shape.vocab_size
         several = 2 if sizes.tokens > tokens else 1
         head = self._at.shape.vocab_size * self._model.dim
-        self._ledger.take("logits", self._chunk_gradients)
+        cast = sizes.item * head if self._cast else 0
+        self._ledger.take("logits", self._chunk_gradients + cast)
         self._ledger.take("other", self._labels)
         self._ledger.pass_through("logits", several * logits + copies)
         self._ledger.pass_through("logits", logits + copies + sizes.item * head)
         self._ledger.give("other", self._labels)
+        self._ledger.give("logits", cast)
         self._ledger.give("activations", self._width * self._sizes.residual_item)
 
     def _chunked_gradient(self) -> None:
-        """They are scaled, in fp32."""
-        sizes, head = self._sizes, FP32 * self._at.shape.vocab_size * self._model.dim
-        self._ledger.take("activations", self._width * sizes.residual_item)
-        if sizes.item != FP32:
-            self._ledger.pass_through("logits", head)
-        self._engine.make_gradient(self._head, sizes.item)
-        self._ledger.give("logits", self._chunk_gradients)
+        """They are scaled in fp32, and narrowed after that."""
+        item, head = self._sizes.residual_item, FP32 * self._at.shape.vocab_size * self._model.dim
+        is_narrow = item != FP32
+        self._ledger.pass_through("logits", 2 * FP32 * self._width if is_narrow else 0)
+        self._ledger.take("activations", self._width * item)
+        self._ledger.take("logits", head if is_narrow else 0)
+        self._engine.make_gradient(self._head, item)
+        self._ledger.give("logits", self._chunk_gradients + (head if is_narrow else 0))
         if not self._model.tie_embeddings:
-            self._engine.finish_gradient(self._head, sizes.item)
+            self._engine.finish_gradient(self._head, item)
 
     def _embedding_gradient(self) -> None:
         """A tied embedding's gradient as a head has waited for this one, to which it is added."""
@@ -159,5 +162,6 @@ class _MicroBatch:
         self._engine.make_gradient(name, item)
         self._ledger.give("activations", self._width * self._sizes.residual_item)
         if self._model.tie_embeddings:
-            self._engine.add_gradient(name, self._sizes.item)
+            is_chunked = self._at.engine.loss_chunk_tokens > 0
+            self._engine.add_gradient(name, item if is_chunked else self._sizes.item)
         self._engine.finish_gradient(name, item)

@@ -16,7 +16,8 @@ from penstock_components.planning.shape import Parameter
 
 class DdpReplay(EngineReplay):
     """Gradients of the last micro-batch go into the buckets, which are held all the time; those of earlier ones add up
-    beside them. Under autocast matrices have a narrow copy from forward to backward."""
+    beside them. Under autocast matrices have a narrow copy from forward to backward; where blocks are computed again, to the
+    end of forward and anew in the block's backward."""
 
     def enter(self, block: int) -> None:
         """See EngineReplay.enter."""
@@ -24,7 +25,14 @@ class DdpReplay(EngineReplay):
 
     def begin_backward(self) -> None:
         """See EngineReplay.begin_backward."""
+        if self._recomputes:
+            self._ledger.give("gathered", self._copies(self._in_blocks()))
         self._ledger.take("gathered", self._copies(self._head()))
+
+    def enter_backward(self, block: int) -> None:
+        """See EngineReplay.enter_backward."""
+        if self._recomputes:
+            self._ledger.take("gathered", self._copies(self._at.shape.members(block)))
 
     def leave_backward(self, block: int) -> None:
         """See EngineReplay.leave_backward."""
@@ -47,8 +55,17 @@ class DdpReplay(EngineReplay):
             self._added.discard(name)
             self._ledger.give("gradients", FP32 * numel)
 
+    @property
+    def _recomputes(self) -> bool:
+        return self._at.engine.activation_checkpointing != "none"
+
+    def _in_blocks(self) -> Iterable[Parameter]:
+        return [parameter for parameter in self._at.shape.parameters if parameter.block is not None]
+
     def _head(self) -> Iterable[Parameter]:
-        return [p for p in self._at.shape.members(None) if p.name == "lm_head.weight"]
+        """The head, where it is a layer; a chunked loss has a copy of its own."""
+        matrices = [parameter for parameter in self._at.shape.members(None) if parameter.decays]
+        return [] if self._at.engine.loss_chunk_tokens else matrices[-1:]
 
     def _copies(self, members: Iterable[Parameter]) -> int:
         matrices = numel_of(parameter for parameter in members if parameter.decays)

@@ -34,6 +34,8 @@ class ZeroReplay(EngineReplay):
         self._bucket_item = FP32 if is_accumulated_wide else at.item_bytes
         self._buffers = 0
         self._bucket: list[Parameter] = []
+        self._oversized = 0
+        """Bytes of a gradient that does not fit into the bucket."""
         self._own = {p.name for group in self._groups for p in group.of(rank)}
         self._partition = 0
         """Bytes of this micro-batch's gradients of the rank's ranges."""
@@ -94,11 +96,10 @@ class ZeroReplay(EngineReplay):
         if self._bucket and numel_of(self._bucket) + parameter.numel > bucket_numel(self._at):
             self._flush()
         self._bucket.append(parameter)
-        if parameter.numel <= bucket_numel(self._at):
-            self._ledger.give("gradients", item * parameter.numel)
-            return
         self._ledger.give("gradients", item * parameter.numel)
-        self._ledger.take("communication", item * parameter.numel)
+        if parameter.numel > bucket_numel(self._at):  # it stays beside the bucket
+            self._oversized = item * parameter.numel
+            self._ledger.take("communication", self._oversized)
 
     def _flush(self) -> None:
         if not self._bucket:
@@ -106,12 +107,14 @@ class ZeroReplay(EngineReplay):
         numel = numel_of(self._bucket)
         copied = self._bucket_item * numel if self._slices() > 1 else 0
         cast = self._at.reduce_bytes * numel if self._at.reduce_bytes != self._bucket_item else 0
-        self._ledger.pass_through("communication", copied + cast)
-        if any(parameter.name in self._own for parameter in self._bucket):
+        holds_own = any(parameter.name in self._own for parameter in self._bucket)
+        if holds_own and self._is_compact:
             self._take_partition()
-        if numel > bucket_numel(self._at):
-            self._ledger.give("communication", self._bucket_item * numel)
-        self._bucket = []
+        self._ledger.pass_through("communication", copied + cast)
+        if holds_own and not self._is_compact:
+            self._take_partition()
+        self._ledger.give("communication", self._oversized)
+        self._bucket, self._oversized = [], 0
 
     def _take_partition(self) -> None:
         if self._partition or (self._is_compact and self._kept) or self._at.engine.cpu_offload:

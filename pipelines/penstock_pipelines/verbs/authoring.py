@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import sys
 import tempfile
 from pathlib import Path
@@ -28,10 +30,6 @@ def compile_(settings_file: Path | None, recipe: str, output: Path | None, allow
     """Compile RECIPE to a pipeline spec; prints its SHA-256, and warnings about its training job."""
     settings = load_settings(settings_file)
     path, digest, _ = compile_to(settings, recipe, output, allow_tags)
-    from penstock_pipelines.check import check_target
-
-    for finding in check_target(path.name, path.read_text(), location=settings.location).report.findings:
-        click.echo(finding.told(), err=True)
     click.echo(f"{digest}  {path}")
 
 
@@ -111,6 +109,16 @@ def compile_to(
     settings: Settings, name: str, output: Path | None, allow_tags: bool
 ) -> tuple[Path, str, Recipe]:
     """The compiled recipe, the SHA-256 of its bytes, and the recipe. Raises InputError for what is wrong with it."""
+    gc.disable()  # what is loaded here stays; looking through it again and again takes a twentieth of the time
+    try:
+        return _compile(settings, name, output, allow_tags)
+    finally:
+        gc.enable()
+
+
+def _compile(
+    settings: Settings, name: str, output: Path | None, allow_tags: bool
+) -> tuple[Path, str, Recipe]:
     from penstock_pipelines.lean_kfp import load_kfp
 
     load_kfp()
@@ -135,6 +143,7 @@ def _compiled(settings: Settings, name: str, output: Path) -> Path:
     """A recipe compiled to be looked at only, so tags do. Raises JobSpecError as it is, InputError for the rest."""
     from penstock_components.jobs.findings import JobSpecError
 
+    logging.getLogger("penstock_components.jobs").setLevel(logging.ERROR)  # its warnings are findings here
     try:
         return compile_to(settings, name, output, allow_tags=True)[0]
     except InputError as exc:
