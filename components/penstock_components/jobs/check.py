@@ -16,8 +16,8 @@ from penstock_components.jobs.messages import CustomJob, CustomJobSpec, Message
 from penstock_components.jobs.pipeline_ir import training_jobs
 from penstock_components.jobs.program import strategy_of
 from penstock_components.jobs.reader import Reading, read
-from penstock_components.jobs.rules import check_custom_job, check_job_spec, check_tuning_job
 from penstock_components.jobs.rules.context import Context
+from penstock_components.jobs.rules.whole_job import check_custom_job, check_job_spec, check_tuning_job
 from penstock_components.jobs.wire import case_of
 
 

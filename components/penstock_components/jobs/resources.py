@@ -161,7 +161,7 @@ class Resources:
                 enable_dashboard_access=self.enable_dashboard_access,
             ),
         )
-        from penstock_components.jobs.rules import (
+        from penstock_components.jobs.rules.whole_job import (
             check_custom_job,
         )  # a recipe that is only planned needs no rules
 

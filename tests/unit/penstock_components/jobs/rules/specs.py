@@ -23,8 +23,8 @@ from penstock_components.jobs.messages import (
     Scheduling,
     WorkerPoolSpec,
 )
-from penstock_components.jobs.rules import check_job_spec
 from penstock_components.jobs.rules.context import Context
+from penstock_components.jobs.rules.whole_job import check_job_spec
 
 IMAGE = "europe-docker.pkg.dev/project/trainers/trainer:1"
 REDUCERS = "europe-docker.pkg.dev/vertex-ai-restricted/training/reductionserver:latest"

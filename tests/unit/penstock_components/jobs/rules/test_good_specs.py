@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies
 
 from penstock_components.jobs.messages import CustomJob, CustomJobSpec, Message
-from penstock_components.jobs.rules import check_custom_job, check_job_spec, check_tuning_job
 from penstock_components.jobs.rules.context import Context
+from penstock_components.jobs.rules.whole_job import check_custom_job, check_job_spec, check_tuning_job
 from penstock_components.jobs.schema import fields_of
 from penstock_components.jobs.study import HyperparameterTuningJob
 from unit.penstock_components.jobs.protos import messages

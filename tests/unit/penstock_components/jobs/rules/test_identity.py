@@ -8,9 +8,9 @@ import pytest
 
 from penstock_components.jobs.findings import Finding
 from penstock_components.jobs.messages import CustomJob, CustomJobSpec, EncryptionSpec, Scheduling
-from penstock_components.jobs.rules import check_custom_job
 from penstock_components.jobs.rules.context import Context
 from penstock_components.jobs.rules.identity import NOT_IN_GCPC, check_job
+from penstock_components.jobs.rules.whole_job import check_custom_job
 from unit.penstock_components.jobs.rules.specs import RESTARTS, findings, job, refused
 
 ACCOUNT = "trainer@project.iam.gserviceaccount.com"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock_components.jobs.findings import Finding
-from penstock_components.jobs.rules import check_tuning_job
 from penstock_components.jobs.rules.context import Context
+from penstock_components.jobs.rules.whole_job import check_tuning_job
 from penstock_components.jobs.study import (
     CategoricalValueCondition,
     CategoricalValueSpec,
