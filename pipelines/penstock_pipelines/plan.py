@@ -191,6 +191,10 @@ def lines(made: Plan) -> Iterator[str]:
     yield from _reducers(made)
     if made.shape.decoder is None:
         yield "memory: model states only; what a step needs beside them is known of the built-in decoder alone"
+    for name in dict.fromkeys(
+        name for each in made.options if each.memory for name in each.memory.unmodelled
+    ):
+        yield f"memory: what {name} changes is not in the peak"
     if question.tokens_per_second is None:
         yield "hours: not known; give --tokens-per-second of one accelerator, measured with this model"
     if question.prices is None:

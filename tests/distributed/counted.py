@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+_GLOO_SECONDS = 0.01
 _OPERATIONS = {
     "allreduce_": "all_reduce",
     "_allgather_base_": "all_gather",
@@ -42,6 +46,9 @@ class Counted(TorchDispatchMode):
         self.peak = 0
         self.collectives: list[tuple[str, int, int]] = []
         """(operation, ranks of the group, bytes of the whole tensor), in order."""
+        self._is_counting = False
+        self._unsettled = 0
+        """New maxima after a collective at which its tensors may still be held."""
 
     @property
     def now(self) -> int:
@@ -55,29 +62,57 @@ class Counted(TorchDispatchMode):
                 total += storage.nbytes()
         return total
 
-    def begin(self) -> None:
-        """Count peak and collectives anew."""
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Within it peak and collectives are counted, anew."""
         self.peak = self.now
         self.collectives.clear()
+        self._is_counting = True
+        gc.freeze()  # so that collecting often costs little
+        try:
+            yield
+        finally:
+            gc.unfreeze()
+            self._is_counting = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it does its work on plain tensors, which come here in turn
-        if func.namespace in ("c10d", "_c10d_functional"):
+        if func.namespace in ("c10d", "_c10d_functional") and self._is_counting:
             self._collective(func.__name__.partition(".")[0], args)
         out = func(*args, **(kwargs or {}))
+        # Only a storage that is new, or that FSDP2 has just filled again, can make the fullest moment.
+        if (self._see(out) or func.namespace == "fsdp") and self._is_counting and self.now > self.peak:
+            self._settle()
+            self.peak = max(self.peak, self.now)
+        return out
+
+    def _settle(self) -> None:
+        """Let go what is not needed any more: what only reference cycles keep, and the tensors of a collective that has
+        ended, which gloo's thread holds for a moment longer."""
+        gc.collect()
+        if self._unsettled:
+            self._unsettled -= 1
+            time.sleep(_GLOO_SECONDS)
+
+    def _see(self, out: Any) -> bool:
+        """Whether an operation has made a storage."""
+        is_new = False
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor) and not isinstance(leaf, FakeTensor) and leaf.device.type != "meta":
                 storage = leaf.untyped_storage()
+                is_new = is_new or storage._cdata not in self._alive
                 self._alive.setdefault(storage._cdata, StorageWeakRef(storage))
-        self.peak = max(self.peak, self.now)
-        return out
+        return is_new
 
     def _collective(self, name: str, args: Sequence[Any]) -> None:
         if name not in _OPERATIONS:
-            assert name in ("wait_tensor", "barrier", "_wrap_tensor_autograd"), f"a collective unknown here: {name}"
+            assert name in ("wait_tensor", "barrier", "_wrap_tensor_autograd"), (
+                f"a collective unknown here: {name}"
+            )
             return
         sizes = [leaf.numel() * leaf.element_size() for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+        self._unsettled = 3
         self.collectives.append((_OPERATIONS[name], _group(args).size(), max(sizes)))
 
 

@@ -19,7 +19,7 @@ from penstock_components.planning.shape import ModelShape
 from penstock_components.planning.states import Held, ModelStates, keeps_fp32_gradients, model_states
 from penstock_components.planning.torch_replay import DdpReplay, FsdpReplay
 from penstock_components.planning.zero_replay import Bf16OptimizerReplay, Zero3Replay, ZeroReplay
-from penstock_trainer.contract.config import JobConfig
+from penstock_trainer.contract.config import JobConfig, ModelConfig
 from penstock_trainer.contract.deepspeed_keys import KNOWN_KEYS
 
 
@@ -61,7 +61,7 @@ class RankMemory:
     accumulation: int
     """Micro-batches of a step."""
     unmodelled: tuple[str, ...]
-    """Settings of the config that change memory and are not accounted for."""
+    """Fields of the config that change memory in a way that is not accounted for."""
 
     @property
     def device(self) -> int:
@@ -97,13 +97,16 @@ def rank_memory(
         peak=peak,
         micro_batch=at.micro_batch,
         accumulation=at.accumulation,
-        unmodelled=tuple(unmodelled(config)),
+        unmodelled=tuple(_unmodelled(at)),
     )
 
 
-def unmodelled(config: JobConfig) -> Iterator[str]:
-    """Settings that change memory or traffic and that no formula here knows."""
-    engine = config.engine
+def _unmodelled(at: Placement) -> Iterator[str]:
+    engine, model = at.engine, at.shape.decoder
+    if model is not None and at.device == "cuda" and _attends_unfused(at, model):
+        yield "model.num_kv_heads"
+    if engine.wrap_class:
+        yield "engine.wrap_class"
     if engine.compile:
         yield "engine.compile"
     for name, value in (engine.deepspeed.get("zero_optimization") or {}).items():
@@ -129,6 +132,14 @@ _MODELLED = frozenset(
         "stage3_prefetch_bucket_size",
     }
 )
+
+
+def _attends_unfused(at: Placement, model: ModelConfig) -> bool:
+    """Whether CUDA has no fused kernel for the attention: flash takes neither fp32 nor a window's mask, and the efficient
+    kernel, which takes both, no grouped heads (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). Its scores, which
+    then grow with the square of the length, are not counted."""
+    is_windowed = model.sliding_window is not None and at.config.data.seq_len > model.sliding_window
+    return model.num_kv_heads < model.num_heads and (is_windowed or not at.is_narrow)
 
 
 def _peak(at: Placement, held: Held, *, keeps_gradients: bool, rank: int) -> Peak | None:

@@ -48,9 +48,8 @@ class Placement:
 
     @property
     def micro_batch(self) -> int:
-        """Samples that go through the model at once (penstock_trainer.data.batch_plan)."""
-        per_rank, most = self.config.global_batch // self.world_size, self.config.max_micro_batch
-        return max(size for size in range(1, most + 1) if per_rank % size == 0)
+        """Samples that go through the model at once."""
+        return self.config.micro_batch(self.world_size)
 
     @property
     def accumulation(self) -> int:

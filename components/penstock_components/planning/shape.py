@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock_trainer.contract.config import ModelConfig
 from penstock_trainer.contract.fields import parse_json, require
-
-_PARTS_BY_SIZE = 8
-"""As in penstock_trainer.engines.blocks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,10 +79,7 @@ def decoder_shape(model: ModelConfig, vocab_size: int) -> ModelShape:
     )
     require(vocab_size > 0, "vocab_size", vocab_size, "at least 1")
     tensors = dict(_decoder_tensors(model, vocab_size))
-    blocks = _layers(tensors) if model.num_layers > 1 else _blocks_by_size(tensors)
-    parameters = (
-        Parameter(name=name, shape=shape, block=blocks.get(name)) for name, shape in tensors.items()
-    )
+    parameters = (Parameter(name=name, shape=shape, block=_layer_of(name)) for name, shape in tensors.items())
     return ModelShape(parameters=tuple(parameters), decoder=model, vocab_size=vocab_size)
 
 
@@ -122,23 +116,6 @@ def _layer_tensors(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "mlp.down_proj.weight", (model.dim, model.ffn_dim)
 
 
-def _layers(names: Sequence[str] | dict[str, tuple[int, ...]]) -> dict[str, int]:
-    return {name: int(name.split(".")[1]) for name in names if name.startswith("layers.")}
-
-
-def _blocks_by_size(tensors: dict[str, tuple[int, ...]]) -> dict[str, int]:
-    """Block by parameter where the model has no list of several layers: the outermost modules with at most an eighth of
-    the parameters, and those without children (penstock_trainer.engines.blocks.find_blocks)."""
-    limit = sum(map(math.prod, tensors.values())) // _PARTS_BY_SIZE
-    numbers: dict[str, int] = {}
-    blocks = {}
-    for name in tensors:
-        path = name.split(".")[:-1]
-        prefixes = [".".join(path[:depth]) + "." for depth in range(1, len(path) + 1)]
-        chosen = next((prefix for prefix in prefixes if _size_under(prefix, tensors) <= limit), prefixes[-1])
-        blocks[name] = numbers.setdefault(chosen, len(numbers))
-    return blocks
-
-
-def _size_under(prefix: str, tensors: dict[str, tuple[int, ...]]) -> int:
-    return sum(math.prod(shape) for name, shape in tensors.items() if name.startswith(prefix))
+def _layer_of(name: str) -> int | None:
+    """Blocks are the decoder's layers (penstock_trainer.engines.blocks.find_blocks)."""
+    return int(name.split(".")[1]) if name.startswith("layers.") else None

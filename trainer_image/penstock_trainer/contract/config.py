@@ -95,6 +95,12 @@ class JobConfig:
         require(self.max_restarts >= 0, "max_restarts", self.max_restarts, "0 or more")
         check_deepspeed(self.engine.deepspeed, self)
 
+    def micro_batch(self, world_size: int) -> int:
+        """Sequences that a rank takes through the model at once: the largest divisor of its part of the global batch up to
+        max_micro_batch. For a world size that divides global_batch."""
+        per_rank = self.global_batch // world_size
+        return max(size for size in range(1, self.max_micro_batch + 1) if per_rank % size == 0)
+
     def to_json(self) -> str:
         """The canonical spelling: equal configs give equal bytes."""
         return canonical_json(self)

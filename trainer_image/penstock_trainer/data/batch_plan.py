@@ -34,7 +34,7 @@ class BatchPlan:
                 f"Give {f'{below} or ' if below else ''}{above}, or use a number of ranks of {fitting}."
             )
         per_rank = batch // world_size
-        micro = max(size for size in range(1, config.max_micro_batch + 1) if per_rank % size == 0)
+        micro = config.micro_batch(world_size)
         logger.info(
             "micro_batch=%d accumulation=%d (global_batch %d over %d ranks is %d samples each; "
             "the largest divisor of that up to max_micro_batch %d)",

@@ -28,6 +28,9 @@ _INIT_STD = 0.02
 class Decoder(nn.Module):
     """Token ids in, logits out. Construction leaves the weights without values; see `initialize`."""
 
+    _no_split_modules = ("DecoderLayer",)
+    """The class of its blocks, where Hugging Face's models name theirs."""
+
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
         self.config = config

@@ -15,3 +15,10 @@ class Context:
     """`engine.strategy` of the trainer that the job runs, such as zero2; empty for other programs."""
     through_gcpc: bool = False
     """Whether CustomTrainingJobOp carries it: it drops empty pools and has not every field."""
+    unknown: frozenset[str] = frozenset()
+    """Fields of the job spec that are decided while a pipeline runs (`network`, `scheduling.strategy`): what a message holds
+    there says nothing, and no rule may judge by it."""
+
+    def knows(self, *paths: str) -> bool:
+        """Whether all these fields of the job spec are decided already."""
+        return not self.unknown.intersection(paths)

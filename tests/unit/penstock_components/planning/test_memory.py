@@ -135,6 +135,9 @@ def test_settings_without_a_formula_are_named() -> None:
     )
     assert of(config).unmodelled == ("engine.deepspeed.zero_optimization.zero_hpz_partition_size",)
     assert of(job(strategy="fsdp-full", compile=True)).unmodelled == ("engine.compile",)
+    # CUDA has no fused kernel for grouped heads in fp32.
+    assert of(job(strategy="fsdp-full", precision="fp32")).unmodelled == ("model.num_kv_heads",)
+    assert of(job(strategy="fsdp-full")).unmodelled == ()
 
 
 @pytest.mark.parametrize(
