@@ -102,6 +102,9 @@ def train(
         args=args,
         env=tuple(EnvVar(name=name, value=str(value)) for name, value in sorted((env or {}).items())),
     )
+    is_given = service_account is not None and service_account != ""
+    if is_given:
+        resources = replace(resources, service_account=str(service_account))
     job = resources.custom_job(
         container,
         display_name=display_name,
@@ -112,9 +115,7 @@ def train(
             through_gcpc=True,
         ),
     )
-    given = (
-        {"service_account": service_account} if service_account is not None and service_account != "" else {}
-    )
+    given = {"service_account": service_account} if is_given else {}
     return CustomTrainingJobOp(**(to_gcpc(job) | given)).set_caching_options(False)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 4 * MOST_CHARACTERS
 """A character of UTF-8 has at most 4; more is not even read."""
+_STANDARD_INPUT = Path("-")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +43,7 @@ class Checked:
         told = {
             "target": self.target,
             "kind": self.report.kind,
+            "num_jobs": self.report.num_jobs,
             "findings": [asdict(finding) for finding in self.report.findings],
             "changes": None if self.changes is None else list(self.changes),
         }
@@ -54,10 +58,17 @@ class Checked:
         for finding in sorted(findings, key=lambda each: each.severity):
             yield f"{finding.severity}  {finding.path or '(the whole)'}  [{finding.rule}]"
             yield f"       {finding.reason} {finding.fix}".rstrip()
-        yield f"{self.target}: {self.report.kind or 'not a job'}, {_count(findings, 'error')}, {_count(findings, 'warning')}"
+        yield f"{self.target}: {self._kind()}, {_count(findings, 'error')}, {_count(findings, 'warning')}"
         if self.changes is not None:
             yield "no differences" if not self.changes else f"{len(self.changes)} differences:"
             yield from (f"  {line}" for line in self.changes)
+
+    def _kind(self) -> str:
+        report = self.report
+        if report.kind != "pipeline":
+            return report.kind or "not a job"
+        jobs = f"{report.num_jobs or 'no'} training job{'s' if report.num_jobs > 1 else ''}"
+        return f"pipeline with {jobs}"
 
 
 def check_target(
@@ -80,17 +91,37 @@ def refused(target: str, findings: Sequence[Finding]) -> Checked:
 
 
 def read_document(path: Path) -> str:
-    """The text of a file. Raises InputError when it cannot be one: no file, too large, or not text."""
+    """The text of a file, or of the standard input for `-`, in UTF-8, or in UTF-16 where it begins with its mark.
+
+    Raises InputError when it cannot be a document: no file, too large, or not text.
+    """
+    is_file = path != _STANDARD_INPUT
+    name = str(path) if is_file else "the standard input"
     try:
-        size = path.stat().st_size
-        if size > _MOST_BYTES:
+        content = _first_bytes(path) if is_file else sys.stdin.buffer.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            size = path.stat().st_size if is_file else _MOST_BYTES
             raise InputError(
-                f"{path} has {size / 2**20:,.0f} MiB; a job spec or a compiled pipeline has at most "
-                f"{_MOST_BYTES / 2**20:.0f} MiB. Give the spec alone."
+                f"{name} has {'' if is_file else 'more than '}{size / 2**20:,.0f} MiB; a job spec or a compiled pipeline has "
+                f"at most {_MOST_BYTES / 2**20:.0f} MiB. "
+                "Give the spec alone."
             )
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as exc:
-        raise InputError(f"{path} cannot be read as text: {exc}.") from exc
+        return content.decode(_encoding(content))
+    except OSError as exc:
+        raise InputError(f"{name} cannot be read: {exc}.") from exc
+    except UnicodeDecodeError as exc:
+        raise InputError(f"{name} cannot be read as text: {exc}. Save it in UTF-8.") from exc
+
+
+def _first_bytes(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(_MOST_BYTES + 1)
+
+
+def _encoding(content: bytes) -> str:
+    """PowerShell writes UTF-16 when output is redirected, and several editors on Windows a mark before UTF-8."""
+    is_utf_16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return "utf-16" if is_utf_16 else "utf-8-sig"
 
 
 def _parsed(text: str, name: str) -> Any:

@@ -13,12 +13,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from penstock_components.jobs.all_reduce import break_even_step_gain, communication_gain, traffic_share
-from penstock_components.jobs.messages import ContainerSpec, MachineSpec
-from penstock_components.jobs.reducer_sizing import sizing
-from penstock_components.jobs.topology import nodes
+from penstock_components.jobs.messages import MachineSpec
 from penstock_components.planning.goodput import HOUR, Interruptions
-from penstock_components.planning.options import GB, Option, options
+from penstock_components.planning.options import (
+    GB,
+    Option,
+    machine_name,
+    machine_named,
+    machine_spec,
+    options,
+)
 from penstock_components.planning.prices import Prices
 from penstock_components.planning.shape import ModelShape, decoder_shape, shape_from_json
 from penstock_components.planning.traffic import sent_bytes
@@ -27,6 +31,7 @@ from penstock_pipelines.recipe import Recipe
 from penstock_trainer.contract.config import JobConfig, Strategy
 
 STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp-full", "fsdp-hybrid", "zero1", "zero2", "zero3")
+NO_PROGRESS = "no progress at this rate of losses"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,16 +39,18 @@ class Question:
     """What is to be planned, beside the recipe."""
 
     machines: tuple[str, ...] = ()
-    """Machine types; empty: the recipe's."""
+    """Each TYPE or TYPE:ACCELERATOR:COUNT; empty: the recipe's."""
     node_counts: tuple[int, ...] = ()
     """Empty: the recipe's."""
     strategies: tuple[Strategy, ...] = STRATEGIES
     location: str = ""
     tokens: float | None = None
     """To train on; None: steps x global batch x sequence length."""
-    tokens_per_second: float | None = None
-    """Of one accelerator, measured with this model; None: not known."""
+    tokens_per_second: tuple[tuple[str, float], ...] = ()
+    """Of one accelerator, measured with this model, by its machine, written as in `machines`; "" is the only machine."""
     prices: Prices | None = None
+    price_file: str = "the price file"
+    """What it is called where a price is missing."""
     interruptions: Interruptions | None = None
     reserved_gb: float = 2.0
     """Of each accelerator for its driver, NCCL and the allocator's gaps: an allowance, not a measurement."""
@@ -55,9 +62,14 @@ class Costs:
 
     hours: float | None
     """Wall time, with the time that interruptions cost where they are given."""
+    no_hours: str
+    """Why hours are not known; empty where they are."""
     price: float | None
-    """Of all machines over that time, in the price file's currency."""
+    """Of all machines over that time, in the price file's currency: of the nodes and of what the recipe has beside them."""
+    no_price: str
+    """Why the price is not known; empty where it is."""
     goodput: float | None
+    """Share of time that trains, 0 to 1."""
     interval_seconds: float | None
     """Best time between two checkpoints."""
     interruptions: float | None
@@ -73,41 +85,85 @@ class Plan:
     shape: ModelShape
     tokens: float
     options: tuple[Option, ...]
+    rates: Mapping[str, float]
+    """Tokens a second of one accelerator, by the machine's name; what is not there is not known."""
+
+    @property
+    def own(self) -> Option | None:
+        """That of the recipe's own machines, number of nodes and engine; None where they were not asked for."""
+        wanted = (self.recipe.resources.num_nodes, self.recipe.config.engine.strategy)
+        own = (each for each in self.options if (each.num_nodes, each.strategy) == wanted)
+        return next((each for each in own if _is_own_machine(self.recipe, each)), None)
 
     def costs(self, option: Option) -> Costs:
         """Of an option of this plan."""
-        question, nodes_ = self.question, option.num_nodes
-        lost, interval = question.interruptions, None
-        goodput = None
+        lost, interval, goodput = self.question.interruptions, None, None
         if lost is not None:
-            interval = lost.best_interval_seconds(nodes_)
-            goodput = lost.goodput(nodes_, interval)
+            interval = lost.best_interval_seconds(option.num_nodes)
+            goodput = lost.goodput(option.num_nodes, interval)
+        no_hours = self._no_hours(option, goodput)
         hours = None
-        if question.tokens_per_second and option.world_size and goodput != 0:
-            hours = self.tokens / (question.tokens_per_second * option.world_size) / HOUR / (goodput or 1.0)
+        if not no_hours:
+            rate = self.rates[option.machine_name] * option.world_size * (1.0 if goodput is None else goodput)
+            hours = self.tokens / rate / HOUR
+        no_price = self._no_price(option, hours)
         return Costs(
             hours=hours,
-            price=self._price(option, hours),
+            no_hours=no_hours,
+            price=None if no_price or hours is None else self._per_hour(option) * hours,
+            no_price=no_price,
             goodput=goodput,
             interval_seconds=interval,
-            interruptions=lost.expected(nodes_, hours) if lost is not None and hours is not None else None,
+            interruptions=lost.expected(option.num_nodes, hours) if lost and hours is not None else None,
         )
 
-    def _price(self, option: Option, hours: float | None) -> float | None:
-        """Of the nodes and, on the recipe's own machines, of its reducers."""
-        resources, prices = self.recipe.resources, self.question.prices
-        if prices is None or hours is None:
+    def _no_hours(self, option: Option, goodput: float | None) -> str:
+        if not option.is_feasible:
+            return "this combination cannot be"
+        if goodput == 0:
+            return NO_PROGRESS
+        if not self.rates:
+            return "not known; give --tokens-per-second of one accelerator, measured with this model"
+        name = option.machine_name
+        return "" if name in self.rates else f"not known for {name}; give --tokens-per-second {name}=RATE"
+
+    def _no_price(self, option: Option, hours: float | None) -> str:
+        question = self.question
+        if question.prices is None:
+            return "not known; give --prices FILE (docs/prices.md)"
+        if not question.location:
+            return "not known; a price is of a region: give --location"
+        machines = dict.fromkeys(machine for machine, _ in self.machines(option))
+        missing = [machine_name(each) for each in machines if self.price_per_hour(each) is None]
+        if missing:
+            strategy = self.recipe.resources.strategy
+            return f"no price of {' and '.join(missing)} in {question.location} ({strategy}) in {question.price_file}"
+        return "" if hours is not None else "not known; it follows from hours, which are not known"
+
+    def _per_hour(self, option: Option) -> float:
+        """Of all its machines, each of which has a price."""
+        return sum((self.price_per_hour(machine) or 0.0) * count for machine, count in self.machines(option))
+
+    def price_per_hour(self, machine: MachineSpec) -> float | None:
+        """Of one machine, where and as the recipe has it; None where no price is known."""
+        question, strategy = self.question, self.recipe.resources.strategy
+        if question.prices is None:
             return None
-        parts = [(nodes(_machine(self.recipe, option.machine_type), 1).machine, option.num_nodes)]
-        if (
-            resources.reduction_server is not None
-            and option.machine_type == resources.topology.machine.machine_type
-        ):
-            server = resources.reduction_server
-            parts.append((MachineSpec(machine_type=server.machine_type), server.replica_count))
-        each = [(_per_hour(self, machine), count) for machine, count in parts]
-        known = [price * count for price, count in each if price is not None]
-        return sum(known) * hours if len(known) == len(each) else None
+        return question.prices.per_hour(machine, region=question.location, strategy=strategy)
+
+    def machines(self, option: Option) -> Iterator[tuple[MachineSpec, int]]:
+        """What is paid for, each with its number: the nodes, and what the recipe has beside them.
+
+        Reducers are only beside the recipe's own machines, for which they were counted, and beside two of them or more.
+        """
+        yield option.machine, option.num_nodes
+        resources = self.recipe.resources
+        server = resources.reduction_server
+        if server is not None and option.num_nodes > 1 and _is_own_machine(self.recipe, option):
+            yield MachineSpec(machine_type=server.machine_type), server.replica_count
+        for others in (resources.parameter_servers, resources.evaluators):
+            if others is not None:
+                yield machine_spec(others.machine), others.replica_count
 
     def to_json(self) -> str:
         """For programs; sizes in bytes."""
@@ -122,15 +178,21 @@ class Plan:
 
 
 def plan(recipe: Recipe, question: Question) -> Plan:
-    """Raises InputError for a model whose shape cannot be learned."""
+    """The answer to a question.
+
+    Raises InputError for a model whose shape cannot be learned and for a rate that belongs to no machine or to several,
+    MachineError for a machine that does not exist, JobSpecError for less than one node.
+    """
     config, resources = recipe.config, recipe.resources
+    asked = [_machine(recipe, name) for name in question.machines] or [machine_spec(resources.machine)]
+    machines = {machine_name(each): each for each in asked}
+    rates = _rates(recipe, question, list(machines))
     shape = model_shape(config, recipe.vocab_size)
-    machines: Sequence[str | MachineSpec] = [_machine(recipe, name) for name in question.machines]
     found = options(
         config,
         shape,
-        machines=machines or [resources.machine],
-        node_counts=question.node_counts or [resources.num_nodes],
+        machines=list(machines.values()),
+        node_counts=list(dict.fromkeys(question.node_counts)) or [resources.num_nodes],
         strategies=question.strategies,
         reserved_bytes=int(question.reserved_gb * GB),
     )
@@ -141,7 +203,31 @@ def plan(recipe: Recipe, question: Question) -> Plan:
         shape=shape,
         tokens=question.tokens or of_recipe,
         options=tuple(found),
+        rates=rates,
     )
+
+
+def _rates(recipe: Recipe, question: Question, names: Sequence[str]) -> dict[str, float]:
+    """By the names of the machines. Raises InputError for a rate that is of no machine among them or of several."""
+    rates: dict[str, float] = {}
+    for machine, rate in question.tokens_per_second:
+        if not machine and len(names) > 1:
+            each = " ".join(f"--tokens-per-second {name}=RATE" for name in names)
+            raise InputError(
+                f"one --tokens-per-second is not the rate of {len(names)} machines; give {each}."
+            )
+        name = machine_name(_machine(recipe, machine)) if machine else names[0]
+        if name not in names:
+            raise InputError(
+                f"--tokens-per-second is given for {name}, which is not planned; planned: {', '.join(names)}. "
+                f"Leave it out, or add --machine {name}."
+            )
+        if name in rates:
+            raise InputError(
+                f"--tokens-per-second is given twice for {name}; give one rate for each machine."
+            )
+        rates[name] = rate
+    return rates
 
 
 def model_shape(config: JobConfig, vocab_size: int) -> ModelShape:
@@ -159,15 +245,23 @@ def model_shape(config: JobConfig, vocab_size: int) -> ModelShape:
     return shape_from_json(done.stdout)
 
 
-def _machine(recipe: Recipe, machine_type: str) -> str | MachineSpec:
-    """The recipe's own where it is meant: N1 carries other accelerators too."""
+def _machine(recipe: Recipe, name: str) -> MachineSpec:
+    """The recipe's own where its type is named: N1 carries other accelerators too. Raises MachineError."""
     own = recipe.resources.machine
-    return own if isinstance(own, MachineSpec) and own.machine_type == machine_type else machine_type
+    if isinstance(own, MachineSpec) and own.machine_type == name:
+        return machine_spec(own)
+    return machine_named(name)
+
+
+def _is_own_machine(recipe: Recipe, option: Option) -> bool:
+    return option.machine_name == machine_name(machine_spec(recipe.resources.machine))
 
 
 def _told(option: Option) -> Mapping[str, Any]:
     told: dict[str, Any] = {
-        "machine_type": option.machine_type,
+        "machine_type": option.machine.machine_type,
+        "accelerator_type": option.machine.accelerator_type,
+        "accelerator_count": option.machine.accelerator_count,
         "num_nodes": option.num_nodes,
         "strategy": option.strategy,
         "world_size": option.world_size,
@@ -183,52 +277,3 @@ def _told(option: Option) -> Mapping[str, Any]:
             "host_bytes": option.memory.host,
         }
     return told
-
-
-def lines(made: Plan) -> Iterator[str]:
-    """What is said besides the tables: what follows from figures that were given, or which are missing."""
-    question = made.question
-    yield from _reducers(made)
-    if made.shape.decoder is None:
-        yield "memory: model states only; what a step needs beside them is known of the built-in decoder alone"
-    for name in dict.fromkeys(
-        name for each in made.options if each.memory for name in each.memory.unmodelled
-    ):
-        yield f"memory: what {name} changes is not in the peak"
-    if question.tokens_per_second is None:
-        yield "hours: not known; give --tokens-per-second of one accelerator, measured with this model"
-    if question.prices is None:
-        yield "cost: not known; give --prices FILE (docs/prices.md)"
-    if question.interruptions is None and made.recipe.resources.strategy == "SPOT":
-        yield "interruptions: not known; no rate is published for Spot. Give --node-mtbf-hours, as you have seen it"
-
-
-def _reducers(made: Plan) -> Iterator[str]:
-    """What the recipe's Reduction Server brings on its own machines, and from which gain it pays."""
-    resources = made.recipe.resources
-    server, strategy = resources.reduction_server, made.recipe.config.engine.strategy
-    sized = sizing(resources.pools(ContainerSpec(), location=made.question.location or "us-central1"))
-    if server is None or sized is None:
-        return
-    yield f"reducers: {sized.told}"
-    share = traffic_share(strategy)
-    if share is not None and sized.gain is not None:
-        whole = communication_gain(share.share, sized.gain)
-        yield f"reducers: of {strategy}, {share.reason}; all its communication becomes {whole:.2f}x as fast"
-    count = server.replica_count
-    hours = f"reducers: they add {count} to {sized.num_nodes} machine hours"
-    node, reducer = resources.topology.machine, MachineSpec(machine_type=server.machine_type)
-    node_price, reducer_price = _per_hour(made, node), _per_hour(made, reducer)
-    if not node_price or reducer_price is None:
-        yield f"{hours}; what step gain pays for them follows from prices"
-        return
-    least = break_even_step_gain(
-        num_nodes=sized.num_nodes, num_reducers=count, node_price=node_price, reducer_price=reducer_price
-    )
-    yield f"{hours}, and pay for themselves when a step becomes more than {least:.2f}x as fast"
-
-
-def _per_hour(made: Plan, machine: MachineSpec) -> float | None:
-    prices = made.question.prices
-    strategy = made.recipe.resources.strategy
-    return prices.per_hour(machine, region=made.question.location, strategy=strategy) if prices else None

@@ -40,11 +40,16 @@ class Runs:
         earlier = self.uri(resume_from) if resume_from else ""
         return replace(config, checkpoint=replace(config.checkpoint, resume_from=earlier))
 
+    def of_one_layer(self) -> JobConfig:
+        """Where no list of several layers says what the blocks are."""
+        config = self.config("one-layer", "fsdp-full")
+        return replace(config, model=replace(config.model, num_layers=1))
+
     def uri(self, name: str) -> str:
         return (self._directory / name).as_uri()
 
     def _scenarios_of_two(self) -> list[dict[str, Any]]:
-        scenarios = []
+        scenarios = [scenario("one layer", self.of_one_layer())]
         for strategy in STRATEGIES:
             scenarios += [
                 scenario(f"{strategy} whole", self.config(f"{strategy}-whole", strategy)),
@@ -108,6 +113,11 @@ def reference(runs: Runs) -> dict[int, float]:
     losses = reference_losses(runs.dataset, runs.config("unused", "fsdp-full"))
     assert losses[-1] < losses[0] - 0.3, "the run must learn, or equal losses mean little"
     return dict(enumerate(losses, start=1))
+
+
+def test_a_decoder_of_one_layer_is_sharded_and_trains_as_plain_torch_does(runs: Runs) -> None:
+    losses = dict(enumerate(reference_losses(runs.dataset, runs.of_one_layer()), start=1))
+    assert runs.of_two["one layer"] == pytest.approx(losses, abs=LOSS_TOLERANCE)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -70,9 +70,9 @@ def all_reduce_gain(*, num_nodes: int, nodes_gbps: float, reducers_gbps: float) 
     return ring_gain(num_nodes) * min(1.0, reducers_gbps / nodes_gbps)
 
 
-def reducers_needed(num_nodes: int, node_gbps: float, reducer_gbps: float) -> int:
+def reducers_needed(*, nodes_gbps: float, reducer_gbps: float) -> int:
     """Reducers whose bandwidth reaches that of all nodes (Vertex AI documentation, training/distributed-training)."""
-    return math.ceil(num_nodes * node_gbps / reducer_gbps)
+    return math.ceil(nodes_gbps / reducer_gbps)
 
 
 def communication_gain(share: float, gain: float) -> float:

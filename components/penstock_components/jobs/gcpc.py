@@ -5,37 +5,29 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from penstock_components.jobs.findings import Finding, JobSpecError
+from penstock_components.jobs.findings import JobSpecError
 from penstock_components.jobs.messages import CustomJob, CustomJobSpec
+from penstock_components.jobs.rules.contents import filled_pools
 from penstock_components.jobs.rules.identity import not_carried
+from penstock_components.jobs.rules.pools import dropped_pools
 from penstock_components.jobs.wire import duration_text, to_api
 
 
 def to_gcpc(job: CustomJob) -> dict[str, Any]:
     """The arguments that make CustomTrainingJobOp create this job; those at the op's defaults are left out.
 
-    Raises JobSpecError, which names each field that the op cannot carry, and empty pools: the op's launcher drops them, so
-    that reducers would become workers.
+    Raises JobSpecError, which names each field that the op cannot carry, and empty pools before others: the op's launcher
+    drops them, so that reducers would become workers. Empty pools at the end are left out.
     """
     spec = job.job_spec or CustomJobSpec()
-    empty = [
-        Finding(
-            path=f"job_spec.worker_pool_specs[{index}]",
-            rule="empty-pool-through-gcpc",
-            reason="the pool is empty; CustomTrainingJobOp drops it, and the pools behind it move up by one.",
-            fix="Give every pool before the last a replica, or send the job with the SDK.",
-        )
-        for index, pool in enumerate(spec.worker_pool_specs)
-        if not to_api(pool)
-    ]
-    lost = [replace(finding, path=f"job_spec.{finding.path}") for finding in not_carried(spec)]
-    refused = [*lost, *empty]
+    found = (*not_carried(spec), *dropped_pools(spec))
+    refused = [replace(finding, path=f"job_spec.{finding.path}") for finding in found]
     if refused:
         raise JobSpecError(refused)
     scheduling = spec.scheduling
     told = {
         "display_name": job.display_name,
-        "worker_pool_specs": [to_api(pool) for pool in spec.worker_pool_specs],
+        "worker_pool_specs": [to_api(pool) for _, _, pool in filled_pools(spec)],
         "labels": dict(job.labels),
         "encryption_spec_key_name": job.encryption_spec.kms_key_name if job.encryption_spec else "",
         "network": spec.network,

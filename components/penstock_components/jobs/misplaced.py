@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from penstock_components.jobs.roles import ROLE_NAMES
+
 
 @dataclass(frozen=True, slots=True)
 class Advice:
@@ -138,7 +140,7 @@ _SUBNET = Advice(
 )
 _ROLE = Advice(
     "pool-role",
-    "a pool's role is its place: 0 primary, 1 workers, 2 parameter servers or Reduction Server, 3 evaluators.",
+    f"a pool's role is its place: {', '.join(f'{index} {name}' for index, name in enumerate(ROLE_NAMES))}.",
     "Remove it and put the pools into this order.",
 )
 _REDUCERS = Advice(

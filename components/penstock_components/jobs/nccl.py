@@ -43,6 +43,11 @@ def nccl_setup(machine_type: str) -> NcclSetup:
     return _SETUPS.get(machine_type, _NONE)
 
 
+def mentions_setup(text: str) -> bool:
+    """Whether a word of a program's start has to do with a set-up script of `nccl_setup`."""
+    return any(mark in text for mark in ("set_nccl_env.sh", "/usr/local/gib"))
+
+
 @dataclass(frozen=True, slots=True)
 class _Said:
     """What is wrong with a variable."""
@@ -75,7 +80,7 @@ def settings_that_do_not_apply(
     """Variables of a container that do nothing on this machine, or that somebody else sets; `path` is the list's.
 
     A machine type that the catalogue does not have is judged by the variables that no machine wants. With one replica
-    (`is_distributed` false) ranks may be set by hand, as some programs for one machine want them.
+    (`is_distributed` false) ranks and TF_CONFIG may be set by hand, as some programs for one machine want them.
     """
     for index, variable in enumerate(env):
         said = _of_roles(variable, is_distributed) or _of_network(machine_type, variable)
@@ -91,6 +96,8 @@ def settings_that_do_not_apply(
 
 def _of_roles(variable: EnvVar, is_distributed: bool) -> _Said | None:
     name = variable.name
+    if name == "TF_CONFIG" and not is_distributed:
+        return None  # the service sets it where there are several replicas only
     if _OF_THE_SERVICE.fullmatch(name):
         field_name = _BY_FIELD.get(name)
         instead = f"Remove it and set {field_name} of the job spec." if field_name else "Remove it."

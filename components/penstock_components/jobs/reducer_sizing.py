@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock_components.jobs.all_reduce import all_reduce_gain, ring_gain
+from penstock_components.jobs.all_reduce import all_reduce_gain, reducers_needed, ring_gain
 from penstock_components.jobs.messages import WorkerPoolSpec
+from penstock_components.jobs.roles import SERVERS
 from penstock_components.jobs.topology import network_gbps
 
-POOL_INDEX = 2
+POOL_INDEX = SERVERS
 """Of the reducers' pool. Pools 0 and 1 are the nodes."""
 
 
@@ -32,7 +32,7 @@ class Sizing:
         """Reducers whose bandwidth reaches that of all nodes; None where a bandwidth is not known."""
         if self.nodes_gbps is None or not self.reducer_gbps:
             return None
-        return math.ceil(self.nodes_gbps / self.reducer_gbps)
+        return reducers_needed(nodes_gbps=self.nodes_gbps, reducer_gbps=self.reducer_gbps)
 
     @property
     def gain(self) -> float | None:

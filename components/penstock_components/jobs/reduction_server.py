@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from penstock_components.jobs.all_reduce import communication_gain, ring_gain, traffic_share
 from penstock_components.jobs.findings import Finding, JobSpecError, Severity, quoted
 from penstock_components.jobs.messages import ContainerSpec, MachineSpec, WorkerPoolSpec
-from penstock_components.jobs.reducer_sizing import POOL_INDEX, Sizing, sizing
+from penstock_components.jobs.reducer_sizing import Sizing, sizing
+from penstock_components.jobs.roles import SERVERS, WORKERS
 from penstock_components.jobs.topology import network_gbps
 from penstock_components.machines.catalogue import gpu_machines, kind_of, reducer_network_gbps
-
-__all__ = ["BUCKET_CAP_MB", "IMAGES", "POOL_INDEX", "ReductionServer", "advice", "image_uri"]
 
 BUCKET_CAP_MB = 64
 """DDP's bucket_cap_mb that Google recommends with reducers; the default of the trainer's engine.bucket_bytes."""
@@ -25,10 +24,12 @@ _MULTI_REGIONS = {
     "us": "us", "northamerica": "us", "southamerica": "us", "europe": "europe", "africa": "europe",
     "asia": "asia", "australia": "asia", "me": "asia",
 }  # fmt: skip
-_IMAGE = "{}-docker.pkg.dev/vertex-ai-restricted/training/reductionserver:latest"
+_REPOSITORY = "vertex-ai-restricted/training/reductionserver"
+_IMAGE = f"{{}}-docker.pkg.dev/{_REPOSITORY}:latest"
 IMAGES = tuple(_IMAGE.format(multi_region) for multi_region in ("us", "europe", "asia"))
 """The only images of the reducer; they keep Google's tag."""
-_LOOKS_LIKE_REDUCER = re.compile(r"reduction[-_]?server", re.IGNORECASE)
+_GOOGLES = re.compile(rf"(?:^|/){_REPOSITORY}(?:[:@]|$)")
+_NAMED_LIKE_IT = re.compile(r"(?:^|/)reduction[-_]?server(?:[:@][^/]*)?$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,8 +69,10 @@ def advice(
     """What is wrong with the reducers of a job, and when they bring less than they seem to; nothing without reducers.
 
     `strategy` is the trainer's engine.strategy. It is empty for other programs, whose pool at index 2 may be parameter
-    servers: there reducers are known by their image. An empty `location` means any.
+    servers: there reducers are known by Google's image. An empty `location` means any.
     """
+    if not strategy:
+        yield from _of_copy(pools)
     for index in _reducer_pools(pools, strategy):
         yield from _of_pool(pools[index], f"worker_pool_specs[{index}]", location)
         if scheduling_strategy == "FLEX_START":
@@ -78,13 +81,29 @@ def advice(
                 "FLEX_START wants the same machine in all pools, which reducers cannot have.",
                 "Take STANDARD or SPOT, or leave the Reduction Server out.",
             )  # fmt: skip
-        yield from _of_benefit(pools, strategy) if index == POOL_INDEX else [_misplaced(index)]
+        yield from _of_benefit(pools, strategy) if index == SERVERS else [_misplaced(index)]
+
+
+def is_reduction_server(pool: WorkerPoolSpec) -> bool:
+    """Whether a pool runs reducers: Google's image, of whatever host and tag."""
+    return _GOOGLES.search(_image(pool)) is not None
+
+
+def _of_copy(pools: Sequence[WorkerPoolSpec]) -> Iterator[Finding]:
+    """An image of the same name in their place: it may be a copy of the reducer, or anything else."""
+    for pool in pools[SERVERS : SERVERS + 1]:
+        if _NAMED_LIKE_IT.search(_image(pool)) and not is_reduction_server(pool):
+            yield _found(
+                f"worker_pool_specs[{SERVERS}].container_spec.image_uri", "reducers-image",
+                f"{quoted(_image(pool))} is named like the reducer, but is none of Google's three images of it.",
+                f"Write {_IMAGE.format('us')} if reducers are meant.", "warning",
+            )  # fmt: skip
 
 
 def _reducer_pools(pools: Sequence[WorkerPoolSpec], strategy: str) -> list[int]:
-    places = [index for index, pool in enumerate(pools) if _LOOKS_LIKE_REDUCER.search(_image(pool))]
-    if strategy and len(pools) > POOL_INDEX and pools[POOL_INDEX] != WorkerPoolSpec():
-        places.append(POOL_INDEX)  # this trainer has no parameter servers
+    places = [index for index, pool in enumerate(pools) if is_reduction_server(pool)]
+    if strategy and len(pools) > SERVERS and pools[SERVERS] != WorkerPoolSpec():
+        places.append(SERVERS)  # this trainer has no parameter servers
     return sorted(set(places))
 
 
@@ -142,10 +161,10 @@ def _misplaced(index: int) -> Finding:
 
 def _of_benefit(pools: Sequence[WorkerPoolSpec], strategy: str) -> Iterator[Finding]:
     """Whether reducers are worth having here; of several reasons not to have them the first suffices."""
-    path = f"worker_pool_specs[{POOL_INDEX}]"
-    if pools[1].replica_count < 1:
+    path = f"worker_pool_specs[{SERVERS}]"
+    if pools[WORKERS].replica_count < 1:
         yield _found(
-            "worker_pool_specs[1]", "reducers-nodes",
+            f"worker_pool_specs[{WORKERS}]", "reducers-nodes",
             "pool 1 is empty: a Reduction Server needs at least 2 nodes.",
             "Put nodes into pool 1, or leave pool 2 out.",
         )  # fmt: skip
@@ -168,7 +187,7 @@ def _of_benefit(pools: Sequence[WorkerPoolSpec], strategy: str) -> Iterator[Find
 
 def _of_gain(pools: Sequence[WorkerPoolSpec], sized: Sizing, strategy: str) -> Iterator[Finding]:
     """Why the gain is not what one may expect."""
-    path, most = f"worker_pool_specs[{POOL_INDEX}]", ring_gain(sized.num_nodes)
+    path, most = f"worker_pool_specs[{SERVERS}]", ring_gain(sized.num_nodes)
     share = traffic_share(strategy)
     if sized.reducers_needed is not None and sized.num_reducers < sized.reducers_needed:
         yield _found(
@@ -207,12 +226,12 @@ def _plugin_of(machine_type: str) -> str:
 
 
 def _has_gpus(pools: Sequence[WorkerPoolSpec]) -> bool:
-    specs = [pool.machine_spec for pool in pools[:POOL_INDEX] if pool.machine_spec is not None]
+    specs = [pool.machine_spec for pool in pools[:SERVERS] if pool.machine_spec is not None]
     return any(kind_of(spec.machine_type, spec.accelerator_type) != "cpu" for spec in specs)
 
 
 def _machine_types(pools: Sequence[WorkerPoolSpec]) -> list[str]:
-    return [pool.machine_spec.machine_type for pool in pools[:POOL_INDEX] if pool.machine_spec is not None]
+    return [pool.machine_spec.machine_type for pool in pools[:SERVERS] if pool.machine_spec is not None]
 
 
 def _image(pool: WorkerPoolSpec) -> str:

@@ -29,6 +29,8 @@ from penstock_components.jobs.reduction_server import ReductionServer
 from penstock_components.jobs.roles import Evaluators, ParameterServers, later_pools
 from penstock_components.jobs.rules.context import Context
 from penstock_components.jobs.topology import Topology, nodes
+from penstock_components.jobs.typed import mistyped
+from penstock_components.machines.catalogue import MachineError
 
 logger = logging.getLogger(__name__)
 
@@ -82,16 +84,12 @@ class Resources:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        require(mistyped(self))
         machine = self.machine if isinstance(self.machine, str) else self.machine.machine_type
-        counts = {"num_nodes": self.num_nodes}
-        if self.reduction_server is not None:
-            counts["reduction_server.replica_count"] = self.reduction_server.replica_count
-        require(
-            [
-                *(_not_now(name, count) for name, count in counts.items() if type(count) is not int),
-                *([_not_now("machine", machine)] if PLACEHOLDER.search(str(machine)) else []),
-            ]
-        )
+        if PLACEHOLDER.search(machine):
+            require([_of_pipeline(machine)])
+        if self.num_nodes < 1:
+            require([_no_node(self.num_nodes)])
 
     @property
     def topology(self) -> Topology:
@@ -105,7 +103,12 @@ class Resources:
 
         A pool between others that the job does not have is an empty one, which holds the place.
         """
-        topology = self.topology
+        try:
+            topology = self.topology
+        except MachineError:  # the rules say it with the field's name, beside all else that is wrong
+            topology = Topology(
+                machine=_named(self.machine), num_nodes=self.num_nodes, accelerators_per_node=0
+            )
         if isinstance(program, ContainerSpec):
             program = topology.prepared(program)
         training = topology.pools(
@@ -131,6 +134,7 @@ class Resources:
         Raises JobSpecError with everything that Vertex AI would refuse or that would not do what it says; logs what costs
         time or money.
         """
+        require(mistyped(program, "program"))
         peering = self.network if isinstance(self.network, VpcPeering) else None
         job = CustomJob(
             display_name=display_name,
@@ -170,11 +174,18 @@ class Resources:
         return job
 
 
-def _not_now(name: str, value: object) -> Finding:
+def _named(machine: MachineSpec | str) -> MachineSpec:
+    return machine if isinstance(machine, MachineSpec) else MachineSpec(machine_type=machine)
+
+
+def _of_pipeline(machine: str) -> Finding:
     return Finding(
-        path=name,
+        path="machine",
         rule="placeholder",
-        reason=f"it is {value!s}, which is known only when the pipeline runs and would reach the API as text.",
-        fix="Machines and their number are decided when the pipeline is compiled: give a constant, and make one pipeline "
-        "for each value.",
+        reason=f"it is {machine}, which is known only when the pipeline runs and would reach the API as text.",
+        fix="Machines are decided when the pipeline is compiled: give a constant, and make one pipeline for each value.",
     )
+
+
+def _no_node(num_nodes: int) -> Finding:
+    return Finding(path="num_nodes", rule="num-nodes", reason=f"it is {num_nodes}.", fix="Give at least 1.")

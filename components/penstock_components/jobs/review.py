@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock_components.jobs.check import kind_of_document
-from penstock_components.jobs.findings import Case
+from penstock_components.jobs.findings import Case, in_case
 from penstock_components.jobs.messages import (
     ContainerSpec,
     CustomJob,
@@ -18,11 +18,17 @@ from penstock_components.jobs.messages import (
 )
 from penstock_components.jobs.pipeline_ir import training_jobs
 from penstock_components.jobs.reader import read
+from penstock_components.jobs.roles import ROLE_NAMES
+from penstock_components.jobs.rules.secrets import hides
 from penstock_components.jobs.wire import case_of, to_api
 
-_POOL_NAMES = ("primary", "workers", "reducers or parameter servers", "evaluators")
 _STRATEGIES = {"": "standard", "STANDARD": "standard", "SPOT": "Spot", "FLEX_START": "Flex-start"}
 _CONFIG = "--config="
+_DEFAULTS = {"timeout": "604800s", "max_wait_duration": "86400s"}
+"""Of scheduling: what the service takes where nothing is said."""
+_DEFAULT_DISKS = (
+    {"boot_disk_type": "pd-ssd", "boot_disk_size_gb": 100}, {"boot_disk_type": "pd-ssd"}, {"boot_disk_size_gb": 100},
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,12 +48,17 @@ class Rate:
         return self.epoch_tokens / (self.tokens_per_second * max(1, ranks)) / 3600
 
 
-def normalised(document: Any) -> Any:
+class ReviewError(ValueError):
+    """Two documents that are not of one kind."""
+
+
+def normalised(document: Any, parent: str = "") -> Any:
     """A document without what says nothing about a run: descriptions and the version of the SDK that wrote it."""
     if isinstance(document, Mapping):
-        left_out = {"description", "sdkVersion", "sdk_version"}
+        is_labels = parent == "labels" and all(isinstance(value, str) for value in document.values())
+        left_out = set() if is_labels else {"description", "sdkVersion", "sdk_version"}
         return {
-            name: normalised(value)
+            name: normalised(value, name)
             for name, value in document.items()
             if name not in left_out or not isinstance(value, str)
         }
@@ -57,18 +68,31 @@ def normalised(document: Any) -> Any:
 def review(old: Any, new: Any, *, rate: Rate | None = None) -> list[str]:
     """A line for each difference that a reviewer cares about; empty when both make the same run.
 
-    Both are documents as `check.check_document` takes them. What has no words of its own is told by its path.
+    Both are documents as `check.check_document` takes them. What has no words of its own is told by its path. Values that
+    look like secrets are not told. Raises ReviewError for documents of different kinds.
     """
+    kind = _common_kind(old, new)
     old, new = normalised(old), normalised(new)
+    case: Case = "snake" if kind == "pipeline" else case_of(new)
     lines: list[str] = []
     before, after = dict(_jobs(old)), dict(_jobs(new))
     for name in [*before, *(name for name in after if name not in before)]:
-        said = list(_job(before.get(name), after.get(name), rate))
+        said = list(_job(before.get(name), after.get(name), rate, case))
         lines += said if len(before) <= 1 and len(after) <= 1 else [f"{name}: {line}" for line in said]
-    lines += _leaves(_study(old), _study(new))
-    if "pipeline" in (kind_of_document(old), kind_of_document(new)):
-        lines += _leaves(_without_jobs(old), _without_jobs(new))
+    lines += _leaves(_study(old), _study(new), case)
+    if kind == "pipeline":
+        lines += _leaves(_without_jobs(old), _without_jobs(new), case)
     return lines
+
+
+def _common_kind(old: Any, new: Any) -> str:
+    """Of both; a CustomJob and the spec of one are the same kind."""
+    of_old, of_new = kind_of_document(old), kind_of_document(new)
+    if of_old.removesuffix("Spec") != of_new.removesuffix("Spec"):
+        raise ReviewError(
+            f"the old document is {of_old or 'no job'} and the new one {of_new or 'no job'}; compare two of one kind."
+        )
+    return of_new
 
 
 def _jobs(document: Any) -> Iterator[tuple[str, CustomJob]]:
@@ -109,7 +133,7 @@ def _study(document: Any) -> dict[str, Any]:
     return {name: value for name, value in told.items() if name not in trials}
 
 
-def _job(old: CustomJob | None, new: CustomJob | None, rate: Rate | None) -> Iterator[str]:
+def _job(old: CustomJob | None, new: CustomJob | None, rate: Rate | None, case: Case) -> Iterator[str]:
     if old is None or new is None:
         yield f"{'new' if old is None else 'removed'} training job: {_summary(new or old)}"
         return
@@ -123,10 +147,10 @@ def _job(old: CustomJob | None, new: CustomJob | None, rate: Rate | None) -> Ite
             or _program(after, 1) != _program(after, 0)
         ):
             yield from _programs(
-                _program(before, index), _program(after, index), _POOL_NAMES[min(index, 3)] if index else ""
+                _program(before, index), _program(after, index), ROLE_NAMES[min(index, 3)] if index else ""
             )
     yield from _one("service account", before.service_account, after.service_account)
-    yield from _leaves(_rest(old), _rest(new))
+    yield from _leaves(_rest(old), _rest(new), case)
     if rate is not None and rate.hours(before) != rate.hours(after):
         yield f"hours per epoch {rate.hours(before):.3g} -> {rate.hours(after):.3g}"
 
@@ -135,7 +159,7 @@ def _machines(old: CustomJobSpec, new: CustomJobSpec) -> Iterator[str]:
     """Primary and workers are one line where they have one machine; each other pool has its own."""
     yield from _counts("machines", _training(old), _training(new))
     for index in range(2, max(len(old.worker_pool_specs), len(new.worker_pool_specs))):
-        yield from _counts(_POOL_NAMES[min(index, 3)], _pool(old, index), _pool(new, index))
+        yield from _counts(ROLE_NAMES[min(index, 3)], _pool(old, index), _pool(new, index))
 
 
 def _training(spec: CustomJobSpec) -> tuple[int, str]:
@@ -257,7 +281,10 @@ def _flat(value: Any, path: str = "") -> dict[str, Any]:
 def _one(name: str, old: Any, new: Any) -> Iterator[str]:
     if old == new or (not old and not new):
         return
-    if old in (None, ""):
+    if any(hides(name.removeprefix("env "), str(value)) for value in (old, new) if value):
+        change = "is new" if old in (None, "") else "is removed" if new in (None, "") else "changed"
+        yield f"{name} {change} (looks like a secret: not shown)"
+    elif old in (None, ""):
         yield f"new {name} {new}"
     elif new in (None, ""):
         yield f"{name} {old} removed"
@@ -265,21 +292,31 @@ def _one(name: str, old: Any, new: Any) -> Iterator[str]:
         yield f"{name} {old} -> {new}"
 
 
-def _leaves(old: Any, new: Any) -> list[str]:
+def _leaves(old: Any, new: Any, case: Case) -> list[str]:
     before, after = _flat(old), _flat(new)
     names = [*before, *(name for name in after if name not in before)]
-    return [line for name in names if name for line in _one(name, before.get(name), after.get(name))]
+    return [
+        line
+        for name in names
+        if name
+        for line in _one(in_case(name, case), before.get(name), after.get(name))
+    ]
 
 
 def _rest(job: CustomJob) -> dict[str, Any]:
     """What of a job has no words of its own."""
     told = to_api(job)
     spec = told.get("job_spec", {})
+    for name, default in _DEFAULTS.items():
+        if spec.get("scheduling", {}).get(name) == default:
+            del spec["scheduling"][name]
     spec.pop("service_account", None)
     spec.get("scheduling", {}).pop("strategy", None)
     for pool in spec.get("worker_pool_specs", ()):
         for name in ("replica_count", "container_spec", "python_package_spec"):
             pool.pop(name, None)
+        if pool.get("disk_spec") in _DEFAULT_DISKS:
+            del pool["disk_spec"]
         for name in (
             "machine_type",
             "accelerator_type",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -44,6 +45,11 @@ class Field:
 def fields_of(kind: type[Message]) -> tuple[Field, ...]:
     """The fields of a message class."""
     return _read_off(cast("Any", kind))  # mypy takes no class for hashable whose instances may not be
+
+
+def snake_name(key: str) -> str:
+    """The proto's name of a field that is written in either case."""
+    return re.sub(r"(?<=[a-z0-9])([A-Z])", lambda match: f"_{match[1].lower()}", key)
 
 
 @functools.cache

@@ -6,19 +6,21 @@ A camelCase CustomJobSpec is also the file that `gcloud ai custom-jobs create --
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
 from penstock_components.jobs.findings import Case, in_case, require
-from penstock_components.jobs.messages import Message
-from penstock_components.jobs.reader import NOT_FINITE, read
-from penstock_components.jobs.schema import Field, fields_of
+from penstock_components.jobs.messages import CustomJob, CustomJobSpec, Message
+from penstock_components.jobs.reader import read
+from penstock_components.jobs.scalars import NOT_FINITE
+from penstock_components.jobs.schema import Field, fields_of, snake_name
 
 M = TypeVar("M", bound=Message)
 
 _MICROSECOND = timedelta(microseconds=1)
+_DEEPEST = 200
+"""Levels in which `case_of` looks."""
 
 
 def to_api(message: Message, case: Case = "snake") -> dict[str, Any]:
@@ -40,24 +42,42 @@ def from_api(kind: type[M], value: object, case: Case | None = None) -> M:
     Takes what Google's clients and the REST API return, output-only fields included, which it leaves out. Raises
     JobSpecError for every field that does not exist or cannot hold its value.
     """
-    reading = read(kind, value, case=case or case_of(value))
+    reading = read(kind, value, case=case or case_of(value, kind))
     require(reading.findings)
     return reading.message
 
 
-def case_of(value: object) -> Case:
-    """camelCase if any key of a mapping or of what it holds is; snake_case when no key tells."""
-    if isinstance(value, Mapping):
-        for key, held in value.items():
-            if isinstance(key, str) and re.search(r"[a-z][A-Z]", key):
-                return "camel"
-            if isinstance(key, str) and "_" in key:
-                return "snake"
-            if isinstance(held, (Mapping, list)) and case_of(held) == "camel":
-                return "camel"
-    if isinstance(value, list):
-        return "camel" if any(case_of(each) == "camel" for each in value) else "snake"
-    return "snake"
+def case_of(value: object, kind: type[Message] | None = None) -> Case:
+    """The case in which most fields of a message are written, camelCase when as many are; snake_case when none tells.
+
+    Only fields that there are tell: keys of labels, and names that nobody knows, are written as their authors like. Without
+    `kind` the message is a CustomJob, a CustomJobSpec or a HyperparameterTuningJob.
+    """
+    camel = snake = 0
+    waiting: list[tuple[object, type[Message], int]] = [(value, kind or _kind_of_job(value), 0)]
+    while waiting:
+        held, within, level = waiting.pop()
+        if isinstance(held, (list, tuple)):
+            waiting += [(each, within, level + 1) for each in held if level < _DEEPEST]
+        elif isinstance(held, Mapping):
+            known = {spec.name: spec for spec in fields_of(within)}
+            for key, below in held.items():
+                name = snake_name(key) if isinstance(key, str) else ""
+                if name in known or name in within.OUTPUT_ONLY:
+                    camel += key != name
+                    snake += "_" in key
+                if name in known and known[name].is_message and level < _DEEPEST:
+                    waiting.append((below, known[name].type, level + 1))
+    return "camel" if camel >= snake and camel else "snake"
+
+
+def _kind_of_job(value: object) -> type[Message]:
+    keys = {snake_name(key) for key in value if isinstance(key, str)} if isinstance(value, Mapping) else set()
+    if keys & {"study_spec", "trial_job_spec"}:
+        from penstock_components.jobs.study import HyperparameterTuningJob  # many messages, for few files
+
+        return HyperparameterTuningJob
+    return CustomJobSpec if "worker_pool_specs" in keys else CustomJob
 
 
 def duration_text(value: timedelta) -> str:

@@ -55,7 +55,7 @@ class RankMemory:
     states: ModelStates
     """Exact, with the gradients as backward leaves them."""
     peak: Peak | None
-    """None for a model whose activations are not known: all but the built-in decoder of two layers or more."""
+    """None for a model whose activations are not known: all but the built-in decoder."""
     micro_batch: int
     """Samples that go through the model at once."""
     accumulation: int

@@ -86,7 +86,7 @@ def sent_bytes(collective: Collective) -> float:
 
 
 def helped_by_reduction_server(collective: Collective) -> bool:
-    """Whether a Reduction Server takes part: it serves NCCL's all-reduce between nodes, and nothing else."""
+    """Whether a Reduction Server takes part: it serves NCCL's all-reduce between nodes; the norm's few bytes are left out."""
     return (
         collective.operation == "all_reduce"
         and collective.crosses_nodes

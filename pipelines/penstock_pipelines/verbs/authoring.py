@@ -6,6 +6,7 @@ import gc
 import logging
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import click
 
 from penstock_pipelines.errors import InputError
 from penstock_pipelines.settings import FILE_NAME, Settings, load_settings
-from penstock_pipelines.verbs.options import allow_tags_option
+from penstock_pipelines.verbs.options import above_0, allow_tags_option
 
 if TYPE_CHECKING:
     from penstock_components.jobs.review import Rate
@@ -44,12 +45,10 @@ def compile_(settings_file: Path | None, recipe: str, output: Path | None, allow
 @click.option("--location", help="Region of the job. Default: that of penstock.toml, if there is one.")
 @click.option(
     "--epoch-tokens",
-    type=click.FloatRange(min=0, min_open=True),
+    type=above_0,
     help="With --tokens-per-second: hours per epoch, before and after.",
 )
-@click.option(
-    "--tokens-per-second", type=click.FloatRange(min=0, min_open=True), help="Of one accelerator, measured."
-)
+@click.option("--tokens-per-second", type=above_0, help="Of one accelerator, measured.")
 @click.pass_obj
 def check(
     settings_file: Path | None,
@@ -62,11 +61,13 @@ def check(
 ) -> None:
     """Judge TARGET before anything is submitted: every fault with its field, its reason and what to write.
 
-    TARGET is a CustomJob, its spec or a HyperparameterTuningJob in JSON or YAML, a compiled pipeline, or the name of a
-    recipe. Ends with 1 when there is an error.
+    TARGET is a file, or - for the standard input, that holds a CustomJob, its spec or a HyperparameterTuningJob in JSON or
+    YAML, or a compiled pipeline; or it is the name of a recipe. Ends with 1 when there is an error.
     """
     if (epoch_tokens is None) != (tokens_per_second is None):
         raise InputError("--epoch-tokens and --tokens-per-second go together; give both or none.")
+    if epoch_tokens is not None and against is None:
+        raise InputError("--epoch-tokens is for hours per epoch before and after; give --against OLD too.")
     rate = _rate(epoch_tokens, tokens_per_second)
     checked = _check(settings_file, target, against, location, rate)
     click.echo(checked.to_json() if as_json else checked.told())
@@ -89,19 +90,20 @@ def _check(
 
     path = Path(target)
     has_settings = settings_file is not None or Path(FILE_NAME).exists()
-    if path.is_file():
+    if path.is_file() or target == "-":
         settled = location or (load_settings(settings_file).location if has_settings else "")
         return check_target(target, read_document(path), location=settled, against=against, rate=rate)
     if path.suffix or "/" in target:
         raise InputError(f"{target} is not a file.")
     settings = load_settings(settings_file)
+    settings = replace(settings, location=location or settings.location)
     with tempfile.TemporaryDirectory() as directory:
         try:
             compiled = _compiled(settings, target, Path(directory) / f"{target}.yaml")
         except JobSpecError as exc:
             return refused(target, exc.findings)
         return check_target(
-            target, compiled.read_text(), location=location or settings.location, against=against, rate=rate
+            target, compiled.read_text(), location=settings.location, against=against, rate=rate
         )
 
 
@@ -132,10 +134,14 @@ def _compile(
     try:
         recipe = find_recipe(name)
         path = output or Path("build") / f"{recipe.name}.yaml"
+        if path.suffix not in (".yaml", ".yml", ".json"):
+            raise InputError(f"--output {path} must end in .yaml, .yml or .json.")
         allowed = allow_tags or settings.allow_tags
         digest = compile_recipe(recipe, settings.images, path, location=settings.location, allow_tags=allowed)
     except (UnknownRecipeError, ImageError, JobSpecError, MachineError, ContractError) as exc:
         raise InputError(str(exc)) from exc
+    except OSError as exc:
+        raise InputError(f"{path} cannot be written: {exc.strerror}.") from exc
     return path, digest, recipe
 
 

@@ -105,3 +105,17 @@ def test_what_would_not_start_as_meant_is_refused_when_compiling(
     with pytest.raises(JobSpecError) as caught:
         compiled(**arguments)
     assert told in str(caught.value)
+
+
+def test_an_account_given_to_the_task_is_the_jobs() -> None:
+    board = "projects/1/locations/europe-west4/tensorboards/2"
+    place = PLACE | {"resources": Resources(machine="n2-standard-8", tensorboard=board)}
+
+    @dsl.pipeline(name="accounted")
+    def accounted(account: str) -> None:
+        train(command=["python", "train.py"], service_account=account, **place)
+
+    told = json_format.MessageToDict(accounted.pipeline_spec)
+    given = told["root"]["dag"]["tasks"]["custom-training-job"]["inputs"]["parameters"]
+    assert given["service_account"] == {"componentInputParameter": "account"}
+    assert given["tensorboard"] == {"runtimeValue": {"constant": board}}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from compiled import ROOT, compiled
+from penstock_pipelines.check import read_document
 from penstock_pipelines.cli import main
+from penstock_pipelines.errors import InputError
 
 JOBS = ROOT / "tests" / "golden" / "jobs"
 SETTINGS = ["--settings", str(ROOT / "penstock.toml")]
@@ -43,7 +47,7 @@ def test_a_good_file_ends_with_0_and_a_bad_one_with_1_and_every_fault(tmp_path: 
 
 def test_json_has_the_same_findings(tmp_path: Path) -> None:
     told = json.loads(check(broken(tmp_path / "bad.yaml"), "--json").output)
-    assert told["kind"] == "CustomJob"
+    assert (told["kind"], told["num_jobs"]) == ("CustomJob", 1)
     assert set(told["findings"][0]) == {"path", "rule", "reason", "fix", "severity"}
     assert told["changes"] is None
 
@@ -53,6 +57,14 @@ def test_a_recipe_and_the_file_that_it_compiles_to_are_judged_alike() -> None:
     assert (recipe.exit_code, file.exit_code) == (0, 0)
     assert recipe.output.splitlines()[:-1] == file.output.splitlines()[:-1]
     assert "2 nodes a Reduction Server brings nothing" in recipe.output
+    assert ": pipeline with 1 training job, 0 errors, " in file.output.splitlines()[-1]
+
+
+def test_a_pipeline_without_a_training_job_is_said_to_have_none(tmp_path: Path) -> None:
+    path = tmp_path / "other.yaml"
+    path.write_text("pipelineInfo: {name: other}\nroot: {dag: {tasks: {}}}\n")
+    told = check(path)
+    assert told.output.splitlines() == [f"{path}: pipeline with no training job, 0 errors, 0 warnings"]
 
 
 def test_against_an_older_file_the_differences_read_like_a_review(tmp_path: Path) -> None:
@@ -91,3 +103,25 @@ def test_a_file_that_can_be_no_spec_is_not_read(tmp_path: Path) -> None:
         told = check(path)
         assert told.exit_code == 2
         assert message in told.output
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("name", ["job.json", "job.yaml"])
+def test_files_from_windows_are_read(tmp_path: Path, encoding: str, name: str) -> None:
+    text = (JOBS / "gb200-reserved.yaml").read_text()
+    if name.endswith(".json"):
+        text = json.dumps(yaml.safe_load(text))
+    mark = "\ufeff" if encoding in ("utf-16-le", "utf-16-be") else ""
+    path = tmp_path / name
+    path.write_bytes((mark + text).replace("\n", "\r\n").encode(encoding))
+    told = check(path)
+    assert (told.exit_code, told.output) == (0, f"{path}: CustomJob, 0 errors, 0 warnings\n")
+
+
+def test_a_dash_reads_the_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (JOBS / "gb200-reserved.yaml").read_text()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode("utf-8-sig"))))
+    assert read_document(Path("-")) == text
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\x00" * (33 * 2**20))))
+    with pytest.raises(InputError, match="standard input has more than"):
+        read_document(Path("-"))

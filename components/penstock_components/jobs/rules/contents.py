@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock_components.jobs.messages import CustomJobSpec, EnvVar, WorkerPoolSpec
 from penstock_components.jobs.reader import PLACEHOLDER
-
-PRIMARY, WORKERS, SERVERS, EVALUATORS = range(4)
-ROLES = ("the primary", "workers", "parameter servers or a Reduction Server", "evaluators")
-"""By index of the pool."""
-_REDUCER_IMAGE = re.compile(r"reduction[-_]?server", re.IGNORECASE)
+from penstock_components.jobs.roles import SERVERS
+from penstock_components.jobs.rules.context import Context
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
     """What a pool runs, given as a container or as a Python package."""
 
+    index: int
+    """Of the pool."""
     path: str
     """Of its spec: `worker_pool_specs[0].container_spec`."""
     pool: WorkerPoolSpec
@@ -42,10 +40,11 @@ def filled_pools(spec: CustomJobSpec) -> Iterator[tuple[int, str, WorkerPoolSpec
 
 def programs(spec: CustomJobSpec) -> Iterator[Program]:
     """What runs, pool by pool."""
-    for _, path, pool in filled_pools(spec):
+    for index, path, pool in filled_pools(spec):
         container, package = pool.container_spec, pool.python_package_spec
         if container is not None:
             yield Program(
+                index=index,
                 path=f"{path}.container_spec",
                 pool=pool,
                 command=container.command,
@@ -54,6 +53,7 @@ def programs(spec: CustomJobSpec) -> Iterator[Program]:
             )
         if package is not None:
             yield Program(
+                index=index,
                 path=f"{path}.python_package_spec",
                 pool=pool,
                 command=(),
@@ -77,7 +77,21 @@ def on_persistent_resource(spec: CustomJobSpec) -> bool:
     return bool(spec.persistent_resource_id) and not is_placeholder(spec.persistent_resource_id)
 
 
-def is_reduction_server(pool: WorkerPoolSpec) -> bool:
-    """Whether a pool runs reducers, be it from a copy of Google's image, which is another rule's matter."""
-    image = pool.container_spec.image_uri if pool.container_spec is not None else ""
-    return _REDUCER_IMAGE.search(image) is not None
+def may_be_on_persistent_resource(spec: CustomJobSpec, context: Context) -> bool:
+    """Whether it takes such machines, or that is decided while a pipeline runs."""
+    return on_persistent_resource(spec) or not context.knows("persistent_resource_id")
+
+
+def undecided(spec: CustomJobSpec) -> frozenset[str]:
+    """Fields of a job spec, of those that rules look at together, that hold a placeholder of a pipeline."""
+    scheduling, output, psc = spec.scheduling, spec.base_output_directory, spec.psc_interface_config
+    texts = {
+        "scheduling.strategy": scheduling.strategy if scheduling is not None else "",
+        "base_output_directory": output.output_uri_prefix if output is not None else "",
+        "psc_interface_config": psc.network_attachment if psc is not None else "",
+        **{
+            name: getattr(spec, name)
+            for name in ("network", "service_account", "tensorboard", "experiment", "persistent_resource_id")
+        },
+    }
+    return frozenset(name for name, text in texts.items() if is_placeholder(text))

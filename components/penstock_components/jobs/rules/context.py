@@ -20,5 +20,15 @@ class Context:
     there says nothing, and no rule may judge by it."""
 
     def knows(self, *paths: str) -> bool:
-        """Whether all these fields of the job spec are decided already."""
-        return not self.unknown.intersection(paths)
+        """Whether all these fields of the job spec, with what holds them and what they hold, are decided already."""
+        return not any(
+            _is_within(path, each) or _is_within(each, path) for path in paths for each in self.unknown
+        )
+
+    def is_later(self, path: str) -> bool:
+        """Whether the field at `path` is decided while a pipeline runs, or stands below one that is."""
+        return any(_is_within(path, each) for each in self.unknown)
+
+
+def _is_within(path: str, holder: str) -> bool:
+    return path == holder or path.startswith((f"{holder}.", f"{holder}["))

@@ -36,10 +36,10 @@ _PLACE = "projects/<project>/locations/<region>"
 
 def check(spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
     """Accounts and resource names of a job spec."""
-    yield from _account(spec)
+    yield from _account(spec, context)
     yield from _resource("tensorboard", spec.tensorboard, _TENSORBOARD, f"{_PLACE}/tensorboards/<id>")
     if not context.through_gcpc:
-        yield from _experiment(spec)
+        yield from _experiment(spec, context)
     else:
         yield from not_carried(spec)
     resource_id = spec.persistent_resource_id
@@ -99,7 +99,7 @@ def not_carried(spec: CustomJobSpec) -> Iterator[Finding]:
             )
 
 
-def _account(spec: CustomJobSpec) -> Iterator[Finding]:
+def _account(spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
     account = spec.service_account
     if account and not is_placeholder(account) and not _ACCOUNT.fullmatch(account):
         email = account.rstrip("/").rpartition("/")[2]
@@ -111,7 +111,7 @@ def _account(spec: CustomJobSpec) -> Iterator[Finding]:
             if _ACCOUNT.fullmatch(email)
             else "Write <name>@<project>.iam.gserviceaccount.com.",
         )
-    if spec.tensorboard and not account:
+    if spec.tensorboard and not account and context.knows("tensorboard", "service_account"):
         yield Finding(
             path="service_account",
             rule="tensorboard-account",
@@ -120,8 +120,8 @@ def _account(spec: CustomJobSpec) -> Iterator[Finding]:
         )
 
 
-def _experiment(spec: CustomJobSpec) -> Iterator[Finding]:
-    if spec.experiment and spec.tensorboard:
+def _experiment(spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
+    if spec.experiment and spec.tensorboard and context.knows("experiment", "tensorboard"):
         yield Finding(
             path="experiment",
             rule="experiment-or-tensorboard",
@@ -152,6 +152,15 @@ def _labels(labels: Mapping[str, str]) -> Iterator[Finding]:
             fix="Keep those by which you look for jobs or split costs.",
         )
     for key, value in labels.items():
+        if key == RESERVED_LABEL:
+            yield Finding(
+                path=f"labels[{key!r}]",
+                rule="label-reserved",
+                reason="Vertex AI Pipelines sets this label on the jobs that it makes, and it is reserved for that.",
+                fix="Remove it: the service sets it.",
+                severity="warning",
+            )
+            continue
         fault = _label_fault(key, value)
         if fault:
             yield Finding(
@@ -163,8 +172,6 @@ def _labels(labels: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _label_fault(key: str, value: str) -> str:
-    if key == RESERVED_LABEL:
-        return f"{key} is set by Vertex AI Pipelines and reserved for it"
     for kind, text in (("key", key), ("value", value)):
         if kind == "value" and is_placeholder(text):
             continue

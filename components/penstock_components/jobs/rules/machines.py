@@ -10,11 +10,13 @@ from penstock_components.jobs.messages import (
     MachineSpec,
     Scheduling,
 )
-from penstock_components.jobs.nccl import settings_that_do_not_apply
+from penstock_components.jobs.nccl import mentions_setup, nccl_setup, settings_that_do_not_apply
+from penstock_components.jobs.roles import SERVERS
 from penstock_components.jobs.rules.contents import (
     filled_pools,
     is_placeholder,
-    on_persistent_resource,
+    may_be_on_persistent_resource,
+    num_nodes,
     programs,
 )
 from penstock_components.jobs.rules.context import Context
@@ -41,6 +43,7 @@ def check(spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
         machine = pool.machine_spec or MachineSpec()
         yield from _machine(f"{path}.machine_spec", machine, spec, context)
     yield from _settings(spec)
+    yield from _network_set_up(spec)
 
 
 def _machine(path: str, machine: MachineSpec, spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
@@ -57,7 +60,7 @@ def _machine(path: str, machine: MachineSpec, spec: CustomJobSpec, context: Cont
             return
     kind = kind_of(name, machine.accelerator_type)
     if not name:
-        if not on_persistent_resource(spec):
+        if not may_be_on_persistent_resource(spec, context):
             yield Finding(
                 path=f"{path}.machine_type",
                 rule="required",
@@ -78,6 +81,28 @@ def _settings(spec: CustomJobSpec) -> Iterator[Finding]:
         yield from settings_that_do_not_apply(
             machine.machine_type, program.env, path=f"{program.path}.env", is_distributed=is_distributed
         )
+
+
+def _network_set_up(spec: CustomJobSpec) -> Iterator[Finding]:
+    """The script that a family's NCCL needs between nodes, where no word of the program speaks of it; told once."""
+    if num_nodes(spec) < 2:
+        return
+    for program in programs(spec):
+        machine = (program.pool.machine_spec or MachineSpec()).machine_type
+        script = nccl_setup(machine).script
+        texts = [*program.command, *program.args, *(variable.value for variable in program.env)]
+        if program.index < SERVERS and script and not any(mentions_setup(text) for text in texts):
+            is_package = program.pool.container_spec is None
+            line = f"""["bash", "-c", 'source {script} && exec "$0" "$@"', <the program>]"""
+            yield Finding(
+                path=program.path,
+                rule="network-set-up",
+                reason=f"NCCL finds the network between machines of {machine} after {script} was sourced, and neither command "
+                "nor args speak of that; what the image's entry point and its scripts do cannot be seen here.",
+                fix=f"{'Give container_spec with' if is_package else 'Write'} command {line}, unless the program does it.",
+                severity="warning",
+            )
+            return
 
 
 def _unknown(path: str, name: str) -> Finding:
@@ -101,7 +126,7 @@ def _host(path: str, machine: MachineSpec, spec: CustomJobSpec, context: Context
             reason=f"{machine.machine_type} is no TPU.",
             fix="Remove it, or take a TPU machine such as ct5lp-hightpu-4t.",
         )
-    fault = _accelerator_fault(path, machine)
+    fault = accelerator_fault(path, machine)
     if fault is not None:
         yield fault
     elif machine.accelerator_type:
@@ -113,8 +138,8 @@ def _host(path: str, machine: MachineSpec, spec: CustomJobSpec, context: Context
         yield from _availability(path, machine, row, spec, context)
 
 
-def _accelerator_fault(path: str, machine: MachineSpec) -> Finding | None:
-    """What is wrong with the accelerators: one fault at most, since the others follow from it."""
+def accelerator_fault(path: str, machine: MachineSpec) -> Finding | None:
+    """What is wrong with the accelerators of a machine that is no TPU: one fault at most, since the others follow from it."""
     name, kind, count = machine.machine_type, machine.accelerator_type, machine.accelerator_count
     implied = implied_accelerator(name)
     whole = f"Write accelerator_type {implied[0]} and accelerator_count {implied[1]}." if implied else ""
@@ -194,7 +219,7 @@ def _availability(
     yield from check_region(f"{path}.accelerator_type", row.accelerator_type, context)
     affinity = machine.reservation_affinity
     has_reservation = affinity is not None and affinity.reservation_affinity_type != "NO_RESERVATION"
-    if has_reservation or on_persistent_resource(spec):
+    if has_reservation or may_be_on_persistent_resource(spec, context):
         return
     strategy = (spec.scheduling or Scheduling()).strategy
     if row.needs_reservation:
@@ -205,7 +230,11 @@ def _availability(
             fix=f"Write reservation_affinity: SPECIFIC_RESERVATION, key {RESERVATION_KEY}, values "
             "[projects/P/zones/Z/reservations/R].",
         )
-    elif row.is_only_preemptible and strategy not in ("SPOT", "FLEX_START"):
+    elif (
+        row.is_only_preemptible
+        and strategy not in ("SPOT", "FLEX_START")
+        and context.knows("scheduling.strategy")
+    ):
         yield Finding(
             path=f"{path}.machine_type",
             rule="machine-consumption",

@@ -23,7 +23,7 @@ def check(spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
     psc = spec.psc_interface_config
     if context.through_gcpc and psc == PscInterfaceConfig():
         psc = None  # the op's default
-    if spec.network and psc is not None:
+    if spec.network and psc is not None and context.knows("network", "psc_interface_config"):
         yield Finding(
             path="psc_interface_config",
             rule="network-or-psc",
@@ -32,7 +32,7 @@ def check(spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
         )
     if spec.network and not is_placeholder(spec.network) and not _NETWORK.fullmatch(spec.network):
         yield _network_form(spec.network)
-    yield from _ranges(spec)
+    yield from _ranges(spec, context)
     if psc is not None:
         yield from _attachment(psc, context)
         for index, peering in enumerate(psc.dns_peering_configs):
@@ -61,9 +61,9 @@ def _network_form(text: str) -> Finding:
     )
 
 
-def _ranges(spec: CustomJobSpec) -> Iterator[Finding]:
+def _ranges(spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
     path = "reserved_ip_ranges"
-    if spec.reserved_ip_ranges and not spec.network:
+    if spec.reserved_ip_ranges and not spec.network and context.knows("network"):
         yield Finding(
             path=path,
             rule="ranges-without-network",
@@ -104,7 +104,7 @@ def _attachment(psc: PscInterfaceConfig, context: Context) -> Iterator[Finding]:
             reason=f"{quoted(text)} names no network attachment." if text else "it is missing.",
             fix="Write projects/<project>/regions/<region>/networkAttachments/<name>; a service attachment is another thing.",
         )
-    elif match[1] and context.location and match[1] != context.location:
+    elif match[1] and context.location not in ("", match[1]) and not is_placeholder(context.location):
         yield Finding(
             path=path,
             rule="network-attachment-region",

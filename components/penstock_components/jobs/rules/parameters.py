@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from penstock_components.jobs.findings import Finding, quoted
 from penstock_components.jobs.study import (
@@ -31,25 +31,38 @@ _CONDITIONS = {
 _LOG_SCALES = ("UNIT_LOG_SCALE", "UNIT_REVERSE_LOG_SCALE")
 
 
-def check_ids(path: str, field: str, ids: Sequence[str]) -> Iterator[Finding]:
-    """That each of a list has an ID of its own, without white space; `field` is where it stands."""
-    seen: set[str] = set()
-    for index, name in enumerate(ids):
+def all_parameters(path: str, parameters: Iterable[ParameterSpec]) -> Iterator[tuple[str, ParameterSpec]]:
+    """Those of a list and those that hang on them, at every level that is looked at, each with its path."""
+    level = [(f"{path}[{index}]", parameter) for index, parameter in enumerate(parameters)]
+    for _ in range(_DEEPEST + 1):
+        yield from level
+        level = [
+            (f"{above}.conditional_parameter_specs[{index}].parameter_spec", condition.parameter_spec)
+            for above, parameter in level
+            for index, condition in enumerate(parameter.conditional_parameter_specs)
+            if condition.parameter_spec is not None
+        ]
+
+
+def check_ids(field: str, ids: Iterable[tuple[str, str]]) -> Iterator[Finding]:
+    """That each has an ID of its own, without white space. `ids` are paths of what is named, and IDs; `field` holds them."""
+    seen: dict[str, str] = {}
+    for path, name in ids:
         reason = ""
         if not name:
             reason = "it is missing."
         elif re.search(r"\s", name):
             reason = f"{quoted(name)} holds white space."
         elif name in seen:
-            reason = f"{quoted(name)} stands twice."
+            reason = f"{quoted(name)} stands twice; {seen[name]} has it."
         if reason:
             yield Finding(
-                path=f"{path}[{index}].{field}",
+                path=f"{path}.{field}",
                 rule=field.replace("_", "-"),
                 reason=reason,
                 fix="Give each its own name, without white space.",
             )
-        seen.add(name)
+        seen.setdefault(name, path)
 
 
 def check_parameter(
@@ -184,18 +197,7 @@ def _condition(
     if condition.parameter_spec is None:
         yield missing(f"{path}.parameter_spec", "Give the parameter.")
         return
-    yield from _ids_of_one(f"{path}.parameter_spec", condition.parameter_spec)
     yield from check_parameter(f"{path}.parameter_spec", condition.parameter_spec, algorithm, depth=depth + 1)
-
-
-def _ids_of_one(path: str, parameter: ParameterSpec) -> Iterator[Finding]:
-    if not parameter.parameter_id or re.search(r"\s", parameter.parameter_id):
-        yield Finding(
-            path=f"{path}.parameter_id",
-            rule="parameter-id",
-            reason=f"it is {quoted(parameter.parameter_id)}." if parameter.parameter_id else "it is missing.",
-            fix="Give it a name without white space.",
-        )
 
 
 def _parent_values(path: str, values: Sequence[object], parent: ParameterSpec) -> Iterator[Finding]:

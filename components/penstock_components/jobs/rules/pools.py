@@ -14,14 +14,8 @@ from penstock_components.jobs.messages import (
     PythonPackageSpec,
     WorkerPoolSpec,
 )
-from penstock_components.jobs.rules.contents import (
-    PRIMARY,
-    ROLES,
-    Program,
-    filled_pools,
-    is_placeholder,
-    programs,
-)
+from penstock_components.jobs.roles import PRIMARY, ROLE_NAMES
+from penstock_components.jobs.rules.contents import Program, filled_pools, is_placeholder, programs
 from penstock_components.jobs.rules.context import Context
 from penstock_components.machines.catalogue import kind_of
 
@@ -41,7 +35,7 @@ _VARIABLE = re.compile(r"(?<![$\\])\$(?:[A-Z_][A-Z0-9_]*\b|\{[A-Z_][A-Z0-9_]*\})
 def check(spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
     """Number and order of pools, replicas, programs, environment and command lines."""
     pools = spec.worker_pool_specs
-    if not 1 <= len(pools) <= len(ROLES):
+    if not 1 <= len(pools) <= len(ROLE_NAMES):
         yield _pool_count(len(pools))
     if pools and pools[PRIMARY] == WorkerPoolSpec():
         yield Finding(
@@ -51,7 +45,7 @@ def check(spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
             fix="Put the primary into pool 0, with replica_count 1.",
         )
     elif context.through_gcpc:
-        yield from _dropped(pools)
+        yield from dropped_pools(spec)
     for index, path, pool in filled_pools(spec):
         yield from _replicas(index, path, pool)
         yield from _task(path, pool)
@@ -61,11 +55,11 @@ def check(spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
 
 
 def _pool_count(count: int) -> Finding:
-    told = ", ".join(f"{index} {role}" for index, role in enumerate(ROLES))
+    told = ", ".join(f"{index} {role}" for index, role in enumerate(ROLE_NAMES))
     return Finding(
         path="worker_pool_specs",
         rule="pool-count",
-        reason=f"there are {count} pools; a job has 1 to {len(ROLES)}, by their place: {told}."
+        reason=f"there are {count} pools; a job has 1 to {len(ROLE_NAMES)}, by their place: {told}."
         if count
         else "there is no worker pool.",
         fix="Put replicas of one role into one pool and raise its replica_count."
@@ -74,18 +68,23 @@ def _pool_count(count: int) -> Finding:
     )
 
 
-def _dropped(pools: tuple[WorkerPoolSpec, ...]) -> Iterator[Finding]:
-    """Empty pools with others behind them; at the end an empty pool says nothing, kept or dropped."""
-    for index, pool in enumerate(pools):
-        behind = [other for other in pools[index + 1 :] if other != WorkerPoolSpec()]
-        if pool == WorkerPoolSpec() and behind:
-            yield Finding(
-                path=f"worker_pool_specs[{index}]",
-                rule="empty-pool-through-gcpc",
-                reason="the pool is empty; CustomTrainingJobOp drops empty pools before it sends the job, so that those behind "
-                f"it move up: pool {index + 1} would become pool {index} ({ROLES[index % len(ROLES)]}).",
-                fix=f"Give pool {index} at least one replica, or send the job with the SDK, gcloud or REST.",
-            )
+def dropped_pools(spec: CustomJobSpec) -> Iterator[Finding]:
+    """Empty pools with others behind them, all as one fault; at the end an empty pool says nothing, kept or dropped."""
+    pools = spec.worker_pool_specs
+    filled = [index for index, _, _ in filled_pools(spec)]
+    moved = next(((place, index) for place, index in enumerate(filled) if place != index), None)
+    if moved is None:
+        return
+    place, index = moved
+    empty = [str(each) for each in range(len(pools)) if each not in filled and each < filled[-1]]
+    role = ROLE_NAMES[place] if place < len(ROLE_NAMES) else "no role"
+    yield Finding(
+        path=f"worker_pool_specs[{empty[0]}]",
+        rule="empty-pool-through-gcpc",
+        reason="the pool is empty; CustomTrainingJobOp drops empty pools before it sends the job, so that the pools behind it "
+        f"move up: pool {index} would become pool {place} ({role}).",
+        fix=f"Give pool {' and pool '.join(empty)} at least one replica, or send the job with the SDK, gcloud or REST.",
+    )
 
 
 def _replicas(index: int, path: str, pool: WorkerPoolSpec) -> Iterator[Finding]:

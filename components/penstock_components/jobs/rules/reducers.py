@@ -13,7 +13,7 @@ from penstock_components.jobs.messages import (
     WorkerPoolSpec,
 )
 from penstock_components.jobs.reduction_server import advice
-from penstock_components.jobs.rules.contents import WORKERS
+from penstock_components.jobs.roles import WORKERS
 from penstock_components.jobs.rules.context import Context
 from penstock_components.machines.catalogue import kind_of
 
@@ -23,7 +23,9 @@ def check(spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
     found = advice(
         spec.worker_pool_specs,
         strategy=context.strategy,
-        scheduling_strategy=(spec.scheduling or Scheduling()).strategy,
+        scheduling_strategy=(spec.scheduling or Scheduling()).strategy
+        if context.knows("scheduling.strategy")
+        else "",
         location=context.location,
     )
     for finding in found:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock_components.jobs.findings import Finding
+from penstock_components.jobs.rules.contents import is_placeholder
 from penstock_components.jobs.rules.context import Context
 from penstock_components.machines.catalogue import catalogue_date, regions_of
 
@@ -12,7 +13,8 @@ from penstock_components.machines.catalogue import catalogue_date, regions_of
 def check_region(path: str, name: str, context: Context) -> Iterator[Finding]:
     """That the job's region has an accelerator type, or a TPU's machine type."""
     regions = regions_of(name)
-    if context.location and regions is not None and context.location not in regions:
+    is_known = bool(context.location) and not is_placeholder(context.location)
+    if is_known and regions is not None and context.location not in regions:
         yield Finding(
             path=path,
             rule="region",

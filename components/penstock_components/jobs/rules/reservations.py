@@ -14,16 +14,17 @@ RESERVATION_KEY = "compute.googleapis.com/reservation-name"
 _RESERVATION = re.compile(r"projects/[^/]+/zones/[^/]+/reservations/[^/]+")
 
 
-def check(spec: CustomJobSpec, _context: Context) -> Iterator[Finding]:
+def check(spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
     """Each pool's reservation affinity: type, key and values."""
     for _, path, pool in filled_pools(spec):
         affinity = (pool.machine_spec or MachineSpec()).reservation_affinity
         if affinity is not None:
-            yield from _affinity(f"{path}.machine_spec.reservation_affinity", affinity, spec)
+            is_held = on_persistent_resource(spec) and context.knows("persistent_resource_id")
+            yield from _affinity(f"{path}.machine_spec.reservation_affinity", affinity, is_held=is_held)
 
 
-def _affinity(path: str, affinity: ReservationAffinity, spec: CustomJobSpec) -> Iterator[Finding]:
-    if on_persistent_resource(spec) and affinity.reservation_affinity_type != "NO_RESERVATION":
+def _affinity(path: str, affinity: ReservationAffinity, *, is_held: bool) -> Iterator[Finding]:
+    if is_held and affinity.reservation_affinity_type != "NO_RESERVATION":
         yield Finding(
             path=path,
             rule="reservation-persistent-resource",

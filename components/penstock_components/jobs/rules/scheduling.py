@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 
-from penstock_components.jobs.findings import Finding, quoted
+from penstock_components.jobs.findings import Finding, Severity, quoted
 from penstock_components.jobs.messages import (
     STRATEGIES,
     CustomJobSpec,
@@ -15,34 +15,38 @@ from penstock_components.jobs.messages import (
     Scheduling,
     WorkerPoolSpec,
 )
-from penstock_components.jobs.rules.contents import (
-    SERVERS,
-    filled_pools,
-    is_reduction_server,
-    num_nodes,
-    on_persistent_resource,
-)
+from penstock_components.jobs.reduction_server import is_reduction_server
+from penstock_components.jobs.roles import SERVERS
+from penstock_components.jobs.rules.contents import filled_pools, num_nodes, on_persistent_resource
 from penstock_components.jobs.rules.context import Context
+from penstock_components.jobs.rules.machines import accelerator_fault
+from penstock_components.jobs.rules.rendezvous import rendezvous_of
 from penstock_components.machines.catalogue import FLEX_START_ACCELERATORS, implied_accelerator, kind_of
 
 LONGEST_TIMEOUT = timedelta(days=7)
 _GCPC_MAX_WAIT = timedelta(days=1)
 """Default of CustomTrainingJobOp, which drops it unless the strategy is FLEX_START."""
+_CANNOT_JOIN = "which a worker that was restarted alone cannot join: the others would wait for it until their collectives time out."
+_HANGS: Mapping[Severity, str] = {
+    "error": f"the nodes train as one group (NCCL group, where there are GPUs), {_CANNOT_JOIN}",
+    "warning": f"GPUs of several nodes mostly train as one NCCL group, {_CANNOT_JOIN} Programs that do not wait for each other, "
+    "as in batch inference, need nothing.",
+}
 _REPLACED = {"ON_DEMAND": "STANDARD", "LOW_COST": "SPOT"}
 
 
 def check(spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
     """Strategy, durations and restarts, and what they exclude."""
     scheduling = spec.scheduling or Scheduling()
-    yield from _strategy(spec, scheduling)
+    yield from _strategy(spec, scheduling, context)
     yield from _timeout(scheduling)
     yield from _max_wait(scheduling, context)
-    if scheduling.strategy == "FLEX_START":
+    if scheduling.strategy == "FLEX_START" and context.knows("scheduling.strategy"):
         yield from _flex_start(spec, context)
     yield from _restarts(spec, scheduling, context)
 
 
-def _strategy(spec: CustomJobSpec, scheduling: Scheduling) -> Iterator[Finding]:
+def _strategy(spec: CustomJobSpec, scheduling: Scheduling, context: Context) -> Iterator[Finding]:
     if scheduling.strategy in _REPLACED:
         yield Finding(
             path="scheduling.strategy",
@@ -59,7 +63,8 @@ def _strategy(spec: CustomJobSpec, scheduling: Scheduling) -> Iterator[Finding]:
             reason=f"{quoted(scheduling.strategy)} is no strategy.",
             fix=f"Write {near[0] if near else 'STANDARD, SPOT or FLEX_START'}.",
         )
-    if scheduling.strategy == "SPOT" and on_persistent_resource(spec):
+    is_held = on_persistent_resource(spec) and context.knows("persistent_resource_id")
+    if scheduling.strategy == "SPOT" and is_held:
         yield Finding(
             path="scheduling.strategy",
             rule="spot-persistent-resource",
@@ -85,7 +90,7 @@ def _max_wait(scheduling: Scheduling, context: Context) -> Iterator[Finding]:
     wait = scheduling.max_wait_duration
     if wait is None or (context.through_gcpc and wait == _GCPC_MAX_WAIT):
         return
-    if scheduling.strategy != "FLEX_START":
+    if scheduling.strategy != "FLEX_START" and context.knows("scheduling.strategy"):
         yield Finding(
             path="scheduling.max_wait_duration",
             rule="max-wait-strategy",
@@ -117,20 +122,26 @@ def _flex_start(spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
                 reason="FLEX_START takes no machine out of a reservation.",
                 fix="Remove reservation_affinity, or set the strategy to STANDARD.",
             )
-    known = [(path, machine) for path, machine in pools if kind_of(machine.machine_type) is not None]
+    known = [(path, machine) for path, machine in pools if not _is_faulty(machine)]
     if not known:
         return
-    first = known[0][1]
+    at, first = known[0]
     for path, machine in known[1:]:
         if replace(machine, reservation_affinity=None) != replace(first, reservation_affinity=None):
             yield Finding(
                 path=f"{path}.machine_spec",
                 rule="flex-start-machines",
-                reason=f"FLEX_START wants the same machines in all pools; {_machine(machine)} is not {_machine(first)} of pool 0.",
-                fix="Give every pool the machine_spec of pool 0, or set the strategy to STANDARD or SPOT.",
+                reason=f"FLEX_START wants the same machines in all pools; {_machine(machine)} is not {_machine(first)} of {at}.",
+                fix="Give every pool the same machine_spec, or set the strategy to STANDARD or SPOT.",
             )
             return
-    yield from _flex_start_accelerator(f"{known[0][0]}.machine_spec.machine_type", first)
+    yield from _flex_start_accelerator(f"{at}.machine_spec.machine_type", first)
+
+
+def _is_faulty(machine: MachineSpec) -> bool:
+    """Whether the rules about machines tell of this one already."""
+    kind = kind_of(machine.machine_type)
+    return kind is None or (kind != "tpu" and accelerator_fault("", machine) is not None)
 
 
 def _flex_start_accelerator(path: str, machine: MachineSpec) -> Iterator[Finding]:
@@ -147,17 +158,17 @@ def _flex_start_accelerator(path: str, machine: MachineSpec) -> Iterator[Finding
 
 
 def _restarts(spec: CustomJobSpec, scheduling: Scheduling, context: Context) -> Iterator[Finding]:
+    if not context.knows("scheduling.restart_job_on_worker_restart", "scheduling.disable_retries"):
+        return
     disables = scheduling.disable_retries and not context.through_gcpc  # the op does not carry it
-    hangs = (
-        "the nodes train as one NCCL group, which a worker that was restarted alone cannot join: the others would wait for it "
-        "until their collectives time out."
-    )
-    if disables and _is_one_group(spec, context):
+    group = _group(spec, context)
+    if disables and group is not None and (group == "error" or not scheduling.restart_job_on_worker_restart):
         yield Finding(
             path="scheduling.disable_retries",
             rule="disable-retries-group",
-            reason=f"disable_retries sets restart_job_on_worker_restart to false, and {hangs}",
+            reason=f"disable_retries sets restart_job_on_worker_restart to false, and {_HANGS[group]}",
             fix="Remove disable_retries and set restart_job_on_worker_restart to true.",
+            severity=group,
         )
     elif disables and scheduling.restart_job_on_worker_restart:
         yield Finding(
@@ -166,31 +177,40 @@ def _restarts(spec: CustomJobSpec, scheduling: Scheduling, context: Context) -> 
             reason="disable_retries sets restart_job_on_worker_restart to false, whatever is written there.",
             fix="Keep one of the two.",
         )
-    elif not scheduling.restart_job_on_worker_restart and _is_one_group(spec, context):
+    elif not scheduling.restart_job_on_worker_restart and group is not None:
         yield Finding(
             path="scheduling.restart_job_on_worker_restart",
             rule="restart-job",
-            reason=f"it is false, which is also the default, and {hangs}",
+            reason=f"it is false, which is also the default, and {_HANGS[group]}",
             fix="Set it to true: the whole job starts again, and resumes from its checkpoint.",
+            severity=group,
         )
 
 
-def _is_one_group(spec: CustomJobSpec, context: Context) -> bool:
-    """Whether several nodes depend on each other: our trainer, or GPUs on several nodes without parameter servers."""
+def _group(spec: CustomJobSpec, context: Context) -> Severity | None:
+    """How sure it is that several nodes hang when one of them is restarted alone; None for those that do not.
+
+    Our trainer, a launcher that waits for a fixed number of nodes, and nodes whose gradients reducers sum surely hang.
+    Other GPUs on several nodes most often are one group too, unless parameter servers stand between them. A launcher that
+    takes nodes as they come never hangs.
+    """
     if num_nodes(spec) < 2:
-        return False
-    if context.strategy:
-        return True
-    servers = spec.worker_pool_specs[SERVERS : SERVERS + 1]
-    has_parameter_servers = any(
-        pool != WorkerPoolSpec() and not is_reduction_server(pool) for pool in servers
-    )
+        return None
+    rendezvous = rendezvous_of(spec)
+    if context.strategy or rendezvous == "fixed":
+        return "error"
+    if rendezvous == "elastic":
+        return None
+    servers = [pool for pool in spec.worker_pool_specs[SERVERS : SERVERS + 1] if pool != WorkerPoolSpec()]
+    has_reducers = any(is_reduction_server(pool) for pool in servers)
     machines = [pool.machine_spec or MachineSpec() for pool in spec.worker_pool_specs[:SERVERS]]
     has_gpus = any(
         machine.accelerator_type.startswith("NVIDIA") or implied_accelerator(machine.machine_type)
         for machine in machines
     )
-    return has_gpus and not has_parameter_servers
+    if not has_gpus or (servers and not has_reducers):
+        return None
+    return "error" if has_reducers else "warning"
 
 
 def _machine(machine: MachineSpec) -> str:

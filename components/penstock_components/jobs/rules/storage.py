@@ -28,7 +28,8 @@ def check(spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
         yield from _mount_points(
             f"{path}.lustre_mounts", "/mnt/lustre", [each.mount_point for each in pool.lustre_mounts]
         )
-    yield from _reach(spec)
+    if context.knows("network", "psc_interface_config"):
+        yield from _reach(spec)
     yield from _output_directory(spec, context)
 
 
@@ -150,6 +151,8 @@ def _reach(spec: CustomJobSpec) -> Iterator[Finding]:
 
 def _output_directory(spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
     path = "base_output_directory.output_uri_prefix"
+    if not context.knows("base_output_directory"):
+        return
     if spec.base_output_directory is None:
         yield from _no_output_directory(spec, context)
         return
@@ -175,6 +178,7 @@ def _output_directory(spec: CustomJobSpec, context: Context) -> Iterator[Finding
 def _no_output_directory(spec: CustomJobSpec, context: Context) -> Iterator[Finding]:
     """Only of jobs that have to resume: on several machines, or on machines that are taken away."""
     is_spot = spec.scheduling is not None and spec.scheduling.strategy == "SPOT"
+    is_spot = is_spot and context.knows("scheduling.strategy")
     is_ours = bool(context.strategy) or context.through_gcpc
     if is_spot or (is_ours and num_nodes(spec) > 1):
         why = "Spot machines are taken away" if is_spot else "one machine of several fails sooner or later"

@@ -9,7 +9,13 @@ from penstock_components.jobs.findings import Finding
 from penstock_components.jobs.messages import CustomJobSpec
 from penstock_components.jobs.rules.contents import programs
 from penstock_components.jobs.rules.identity import check_resource
-from penstock_components.jobs.rules.parameters import check_ids, check_parameter, missing, unsupported
+from penstock_components.jobs.rules.parameters import (
+    all_parameters,
+    check_ids,
+    check_parameter,
+    missing,
+    unsupported,
+)
 from penstock_components.jobs.study import HyperparameterTuningJob, MetricSpec, StudySpec
 
 _TEMPLATE = re.compile(r"\{\{\s*([A-Za-z_][\w.-]*)\s*\}\}")
@@ -27,9 +33,8 @@ def check(job: HyperparameterTuningJob) -> Iterator[Finding]:
     yield from _parameters(study)
     if study.observation_noise:
         yield unsupported("study_spec.observation_noise")
-    yield from _arguments(
-        job.trial_job_spec or CustomJobSpec(), {each.parameter_id for each in study.parameters}
-    )
+    ids = {each.parameter_id for _, each in all_parameters("", study.parameters)}
+    yield from _arguments(job.trial_job_spec or CustomJobSpec(), ids)
 
 
 def _counts(job: HyperparameterTuningJob) -> Iterator[Finding]:
@@ -66,7 +71,9 @@ def _metrics(metrics: Sequence[MetricSpec]) -> Iterator[Finding]:
     path = "study_spec.metrics"
     if not metrics:
         yield missing(path, "Name the metric that the trials report, and its goal.")
-    yield from check_ids(path, "metric_id", [metric.metric_id for metric in metrics])
+    yield from check_ids(
+        "metric_id", [(f"{path}[{index}]", metric.metric_id) for index, metric in enumerate(metrics)]
+    )
     for index, metric in enumerate(metrics):
         if not metric.goal:
             yield Finding(
@@ -97,7 +104,9 @@ def _parameters(study: StudySpec) -> Iterator[Finding]:
     path = "study_spec.parameters"
     if not study.parameters:
         yield missing(path, "Give at least one parameter.")
-    yield from check_ids(path, "parameter_id", [each.parameter_id for each in study.parameters])
+    yield from check_ids(
+        "parameter_id", ((at, each.parameter_id) for at, each in all_parameters(path, study.parameters))
+    )
     for index, parameter in enumerate(study.parameters):
         yield from check_parameter(f"{path}[{index}]", parameter, study.algorithm)
 

@@ -90,6 +90,7 @@ def _no_spot_pod(told: str, is_pod: bool, spec: CustomJobSpec) -> Iterator[Findi
 
 def _tpu_pools(pools: list[tuple[int, str, WorkerPoolSpec]]) -> Iterator[Finding]:
     """A slice is one replica of one pool, whatever its size."""
+    is_told = False
     for _, path, pool in pools:
         machine = pool.machine_spec or MachineSpec()
         if kind_of(machine.machine_type) != "tpu":
@@ -101,11 +102,11 @@ def _tpu_pools(pools: list[tuple[int, str, WorkerPoolSpec]]) -> Iterator[Finding
                 reason=f"{pool.replica_count} replicas of {machine.machine_type}; a TPU slice is one replica.",
                 fix="Set replica_count to 1; a larger slice is a larger tpu_topology (TPU_V2, TPU_V3: accelerator_count).",
             )
-        if len(pools) > 1:
+        if len(pools) > 1 and not is_told:
+            is_told = True
             yield Finding(
                 path=f"{path}.machine_spec.machine_type",
                 rule="tpu-pools",
                 reason=f"the job has {len(pools)} pools; one with TPUs has exactly one.",
                 fix="Keep pool 0 alone; a larger slice is a larger tpu_topology (TPU_V2, TPU_V3: accelerator_count).",
             )
-            return

@@ -20,6 +20,7 @@ from penstock_components.jobs.rules import (
     storage,
     tpus,
 )
+from penstock_components.jobs.rules.contents import undecided
 from penstock_components.jobs.rules.context import Context
 
 if TYPE_CHECKING:
@@ -41,7 +42,9 @@ _RULES = (
 
 def check_job_spec(spec: CustomJobSpec, context: Context) -> list[Finding]:
     """Everything that is wrong with what a job runs, errors and warnings."""
-    return [finding for rule in _RULES for finding in rule(spec, context)]
+    context = replace(context, unknown=context.unknown | undecided(spec))
+    found = (finding for rule in _RULES for finding in rule(spec, context))
+    return [finding for finding in found if not context.is_later(finding.path)]
 
 
 def check_custom_job(job: CustomJob, context: Context) -> list[Finding]:

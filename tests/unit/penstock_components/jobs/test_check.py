@@ -60,7 +60,7 @@ def test_all_faults_come_in_one_pass_in_the_case_of_the_document() -> None:
 @pytest.mark.parametrize("recipe", ["tiny-zero2", "tiny-fsdp"])
 def test_our_own_pipelines_have_no_error(recipe: str) -> None:
     report = check_text((GOLDEN / f"{recipe}.yaml").read_text())
-    assert report.kind == "pipeline"
+    assert (report.kind, report.num_jobs) == ("pipeline", 1)
     assert not report.has_errors, [each.told() for each in report.findings]
 
 
@@ -89,11 +89,85 @@ def test_a_pipelines_pools_are_judged_where_they_stand(pool: dict[str, Any], fie
     assert (f"{place}.{field}", rule) in told(pipeline(**pool))
 
 
-def test_what_is_no_job_is_said_to_be_none() -> None:
-    for document in ({"kind": "Deployment"}, [1, 2], "text", None, 3):
-        (finding,) = check_document(document).findings
-        assert finding.rule == "unknown-document"
-        assert kind_of_document(document) == ""
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ({"kind": "Deployment"}, "at its top there is 'kind'"),
+        ([1, 2], "it is a list"),
+        ([], "it is empty"),
+        ({}, "it is empty"),
+        (None, "it is empty"),
+        ("text", "it is the text 'text'"),
+        (3, "it is the number 3"),
+        ({3: 4}, "at its top there is no name"),
+        pytest.param(16**9999, "it is a number of 39997 bits", id="huge"),
+        ({"deploymentSpecs": {}}, "at its top there is 'deploymentSpecs'"),
+    ],
+)
+def test_what_is_no_job_is_said_to_be_none(document: object, says: str) -> None:
+    report = check_document(document)
+    (finding,) = report.findings
+    assert (finding.rule, report.num_jobs) == ("unknown-document", 0)
+    assert says in finding.reason
+    assert ("Did you mean deploymentSpec" in finding.fix) == ("deploymentSpecs" in says)
+    assert kind_of_document(document) == ""
+
+
+@pytest.mark.parametrize("name", ["workerPoolSpec", "WorkerPoolSpecs", "workerpoolspecs", "workerPoolsSpecs"])
+def test_a_misspelt_field_at_the_top_is_one_finding_and_the_job_is_judged(name: str) -> None:
+    document = spec()
+    pools = document.pop("workerPoolSpecs")
+    report = check_document({name: pools} | document)
+    (finding,) = report.findings
+    assert (report.kind, finding.rule, finding.fix) == (
+        "CustomJobSpec",
+        "unknown-field",
+        "Write 'workerPoolSpecs'.",
+    )
+    broken = [{**pools[0], "replicaCount": 2}, pools[1]]
+    assert ("workerPoolSpecs[0].replicaCount", "primary-replicas") in told({name: broken} | document)
+
+
+def test_a_job_inside_the_request_for_it_is_judged_there() -> None:
+    job = {"displayName": "train", "jobSpec": spec()}
+    assert told({"parent": "projects/p", "customJob": job}) == [("customJob", "document-form")]
+    wrong = {"displayName": "train", "jobSpec": spec(timeout="60s")}
+    assert told({"customJob": wrong}) == [
+        ("customJob", "document-form"),
+        ("customJob.jobSpec.timeout", "field-level"),
+    ]
+    inside = check_document({"custom_job": {"workerPoolSpecs": spec()["workerPoolSpecs"]}})
+    assert inside.kind == "CustomJobSpec"
+
+
+def test_a_bare_list_of_pools_is_told_so_and_the_rest_of_the_job_is_left_open() -> None:
+    first, second = spec()["workerPoolSpecs"]
+    assert [(each.path, each.rule) for each in check_document([first, second]).findings] == [
+        ("", "document-form")
+    ]
+    assert told([{**first, "replicaCount": 2}, second]) == [
+        ("", "document-form"),
+        ("workerPoolSpecs[0].replicaCount", "primary-replicas"),
+    ]
+
+
+def test_a_value_that_cannot_be_read_is_not_judged_as_if_it_were_the_default() -> None:
+    scheduling = {"strategy": [], "maxWaitDuration": "3600s", "restartJobOnWorkerRestart": True}
+    assert told(spec(scheduling=scheduling)) == [("scheduling.strategy", "enum")]
+    assert told(spec(scheduling={"restartJobOnWorkerRestart": "maybe"})) == [
+        ("scheduling.restartJobOnWorkerRestart", "bool-expected")
+    ]
+
+
+def test_fields_are_spoken_of_as_the_document_writes_them() -> None:
+    pool = {**spec()["workerPoolSpecs"][0], "replicaCount": 2}
+    (finding,) = check_document(spec(workerPoolSpecs=[pool])).findings
+    assert finding.fix.startswith("Set replicaCount to 1")
+    assert "machineSpec" in finding.fix
+    pool = {**spec()["workerPoolSpecs"][0], "replica_count": 1}
+    del pool["replicaCount"]
+    (finding,) = check_document(spec(workerPoolSpecs=[pool])).findings
+    assert "'replica_count'" in finding.reason, "what was given is quoted as it stands"
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_reducers_needed_at_2_4_8_and_16_nodes(machines: list[MachineSpec | str]
 
 @pytest.mark.parametrize(("num_nodes", "needed"), [(5, 16), (8, 25)])
 def test_reducers_needed_are_those_of_googles_two_examples(num_nodes: int, needed: int) -> None:
-    assert reducers_needed(num_nodes, 100, 32) == needed
+    assert reducers_needed(nodes_gbps=num_nodes * 100, reducer_gbps=32) == needed
 
 
 @pytest.mark.parametrize(("num_nodes", "gain"), [(2, 1.0), (4, 1.5), (8, 1.75), (16, 1.875)])
@@ -200,7 +200,7 @@ def test_what_the_pool_may_not_have_is_an_error_each() -> None:
         ),
         replica_count=13,
         container_spec=ContainerSpec(
-            image_uri="gcr.io/mine/reduction-server:1", command=("serve",), args=("--port=1",)
+            image_uri=IMAGES[0].replace(":latest", ":1"), command=("serve",), args=("--port=1",)
         ),
     )
     pool = "worker_pool_specs[2]"
@@ -210,6 +210,26 @@ def test_what_the_pool_may_not_have_is_an_error_each() -> None:
         ("error", "reducers-program", f"{pool}.container_spec.args"),
         ("error", "reducers-image", f"{pool}.container_spec.image_uri"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("image", "severities"),
+    [
+        ("gcr.io/mine/reductionserver:1", ["warning"]),
+        ("reduction_server", ["warning"]),
+        ("gcr.io/shop/video-reduction-server:3", []),
+        ("gcr.io/mine/vertex-ai-restricted/training/reductionserver2", []),
+    ],
+)
+def test_what_is_only_named_like_the_reducer_is_a_warning_at_most(image: str, severities: list[str]) -> None:
+    primary, workers, _ = pools()
+    other = WorkerPoolSpec(
+        machine_spec=V100,
+        replica_count=1,
+        container_spec=ContainerSpec(image_uri=image, command=("serve",)),
+    )
+    assert [each.severity for each in found([primary, workers, other], strategy="")] == severities
+    assert found([other, workers], strategy="") == []
 
 
 def test_an_image_of_another_multi_region_is_a_warning() -> None:

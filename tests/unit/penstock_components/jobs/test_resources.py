@@ -18,20 +18,19 @@ from penstock_components.jobs.roles import Evaluators, ParameterServers
 from penstock_components.jobs.rules.context import Context
 from penstock_components.jobs.topology import nodes
 from penstock_components.jobs.wire import from_api, to_api
-from penstock_components.machines.catalogue import MachineError
 
 IMAGE = "europe-docker.pkg.dev/p/r/trainer:1"
 PROGRAM = ContainerSpec(image_uri=IMAGE, args=("--a=b",), env=(EnvVar(name="A", value="1"),))
 CPU = nodes("n1-highcpu-16", 1).machine
 
 
-def job(**resources: Any) -> CustomJob:
+def job(strategy_of_trainer: str = "ddp", **resources: Any) -> CustomJob:
     given = {"machine": "a2-highgpu-8g", "num_nodes": 4} | resources
     return Resources(**given).custom_job(
         PROGRAM,
         display_name="train",
         base_output_directory="gs://b/run",
-        context=Context(location="europe-west4"),
+        context=Context(location="europe-west4", strategy=strategy_of_trainer),
     )
 
 
@@ -57,7 +56,12 @@ def test_reducers_stand_at_index_2_behind_primary_and_workers() -> None:
 def test_parameter_servers_and_evaluators_keep_their_places() -> None:
     servers = ParameterServers(machine=CPU, replica_count=2, container=PROGRAM)
     evaluators = Evaluators(machine=CPU, container=PROGRAM)
-    parts = {"machine": CPU, "num_nodes": 1, "restart_job_on_worker_restart": False}
+    parts = {
+        "machine": CPU,
+        "num_nodes": 1,
+        "restart_job_on_worker_restart": False,
+        "strategy_of_trainer": "",
+    }
     assert counts(job(**parts, evaluators=evaluators)) == [1, 0, 0, 1]
     assert counts(job(**(parts | {"num_nodes": 3}), parameter_servers=servers, evaluators=evaluators)) == [
         1,
@@ -160,14 +164,55 @@ def test_all_faults_of_a_job_come_at_once() -> None:
     ]
 
 
-def test_a_machine_or_a_number_of_machines_from_a_pipeline_parameter_is_refused_with_the_reason() -> None:
+def test_what_a_pipeline_parameter_would_decide_is_refused_with_the_reason() -> None:
     count = create_pipeline_channel(name="count", channel_type="NUMBER_INTEGER")
     machine = create_pipeline_channel(name="machine", channel_type="STRING")
-    for given in ({"num_nodes": count}, {"machine": f"{machine}"}):
+    for given in (
+        {"num_nodes": count},
+        {"machine": machine},
+        {"machine": f"{machine}"},
+        {"strategy": machine},
+    ):
         with pytest.raises(JobSpecError, match="known only when the pipeline runs"):
             Resources(**({"machine": "a2-highgpu-8g"} | given))
 
 
-def test_a_machine_that_does_not_exist_is_refused_with_the_nearest() -> None:
-    with pytest.raises(MachineError, match="a2-highgpu-8g"):
-        job(machine="a2-highgpu-8gb")
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ({"num_nodes": 2.0}, "num_nodes"),
+        ({"num_nodes": "2"}, "num_nodes"),
+        ({"num_nodes": True}, "num_nodes"),
+        ({"num_nodes": 0}, "num_nodes"),
+        ({"network": "projects/1/global/networks/n"}, "network"),
+        ({"network": VpcPeering(network="n", reserved_ip_ranges="abc")}, "network.reserved_ip_ranges"),
+        ({"timeout": 3600}, "timeout"),
+        ({"labels": {"a": 1}}, "labels['a']"),
+        ({"disk": {"boot_disk_size_gb": 100}}, "disk"),
+        ({"strategy": "PREEMPTIBLE"}, "strategy"),
+    ],
+)
+def test_a_value_of_another_type_is_told_by_its_field(given: dict[str, Any], path: str) -> None:
+    with pytest.raises(JobSpecError) as refused:
+        Resources(**({"machine": "a2-highgpu-8g"} | given))
+    assert [finding.path for finding in refused.value.findings] == [path]
+
+
+def test_a_program_whose_words_are_one_text_is_refused() -> None:
+    program: Any = ContainerSpec(image_uri=IMAGE, args="--a=b", env=(EnvVar(name="A", value=1),))  # type: ignore[arg-type]
+    with pytest.raises(JobSpecError) as refused:
+        Resources(machine=CPU).custom_job(program, display_name="x", context=Context(location="us-central1"))
+    assert [finding.path for finding in refused.value.findings] == ["program.args", "program.env[0].value"]
+
+
+def test_a_machine_that_does_not_exist_is_told_beside_all_other_faults() -> None:
+    with pytest.raises(JobSpecError) as refused:
+        job(machine="a2-highgpu-8gb", timeout=timedelta(days=8))
+    told = {finding.path: finding.reason for finding in refused.value.findings}
+    assert "job_spec.scheduling.timeout" in told
+    assert "a2-highgpu-8g" in told["job_spec.worker_pool_specs[0].machine_spec.machine_type"]
+
+
+def test_warnings_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    job(reduction_server=ReductionServer(replica_count=2))
+    assert "bottleneck" in caplog.text

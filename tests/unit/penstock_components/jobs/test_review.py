@@ -6,9 +6,10 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
-from penstock_components.jobs.review import Rate, normalised, review
+from penstock_components.jobs.review import Rate, ReviewError, normalised, review
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 DIGEST = "@sha256:" + "a" * 64
@@ -81,21 +82,21 @@ def test_a_new_pool_and_another_machine_are_told() -> None:
         }
     assert review(job(), new) == [
         "machines 2 x a3-highgpu-8g with 8 x NVIDIA_H100_80GB -> 2 x g2-standard-12 with 1 x NVIDIA_L4",
-        "new reducers or parameter servers: 4 x n1-highcpu-16",
+        "new parameter servers or Reduction Server: 4 x n1-highcpu-16",
     ]
 
 
 def test_what_has_no_words_of_its_own_is_told_by_its_path() -> None:
     new = job(network="projects/1/global/networks/n")
     new["labels"] = {"team": "a"}
-    assert review(job(), new) == ["new job_spec.network projects/1/global/networks/n", "new labels.team a"]
+    assert review(job(), new) == ["new jobSpec.network projects/1/global/networks/n", "new labels.team a"]
 
 
 def test_two_pipelines_are_compared_by_their_jobs_and_the_rest_by_path() -> None:
     zero2 = yaml.safe_load((GOLDEN / "tiny-zero2.yaml").read_text())
     fsdp = yaml.safe_load((GOLDEN / "tiny-fsdp.yaml").read_text())
     lines = review(zero2, fsdp)
-    assert "removed reducers or parameter servers: 1 x n1-highcpu-16" in lines
+    assert "removed parameter servers or Reduction Server: 1 x n1-highcpu-16" in lines
     assert "engine.strategy zero2 -> fsdp-full" in lines
     assert "pipelineInfo.name pretrain-tiny-zero2 -> pretrain-tiny-fsdp" in lines
     assert review(zero2, zero2) == []
@@ -111,5 +112,40 @@ def test_a_tuning_jobs_trials_and_its_study_are_compared() -> None:
 
     assert review(tuning(10), tuning(20, workers=3)) == [
         "machines 2 -> 4 x a3-highgpu-8g",
-        "max_trial_count 10 -> 20",
+        "maxTrialCount 10 -> 20",
     ]
+
+
+def test_what_looks_like_a_secret_is_not_shown() -> None:
+    def keyed(key: str) -> dict[str, Any]:
+        told = job()
+        for pool in told["jobSpec"]["workerPoolSpecs"]:
+            pool["containerSpec"]["env"] = [{"name": "WANDB_API_KEY", "value": key}]
+            pool["containerSpec"]["args"] = [f"--api-key={key}"]
+        return told
+
+    lines = review(keyed("0123456789abcdef"), keyed("fedcba9876543210"))
+    assert lines == [
+        "--api-key changed (looks like a secret: not shown)",
+        "env WANDB_API_KEY changed (looks like a secret: not shown)",
+    ]
+    assert "abcdef" not in "".join(review(job(), keyed("0123456789abcdef")))
+
+
+def test_defaults_that_are_written_out_change_nothing() -> None:
+    new = job(scheduling={"strategy": "SPOT", "timeout": "604800s"})
+    for pool in new["jobSpec"]["workerPoolSpecs"]:
+        pool["diskSpec"] = {"bootDiskType": "pd-ssd", "bootDiskSizeGb": 100}
+    assert review(job(), new) == []
+
+
+def test_documents_of_two_kinds_are_not_compared() -> None:
+    pipeline = yaml.safe_load((GOLDEN / "tiny-zero2.yaml").read_text())
+    with pytest.raises(ReviewError, match="the old document is CustomJob and the new one pipeline"):
+        review(job(), pipeline)
+
+
+def test_a_label_may_be_called_description() -> None:
+    old, new = job(), job()
+    old["labels"], new["labels"] = {"description": "a"}, {"description": "b"}
+    assert review(old, new) == ["labels.description a -> b"]

@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings, strategies
 from penstock_components.jobs import messages as custom_job
 from penstock_components.jobs import study
 from penstock_components.jobs.messages import CustomJob, CustomJobSpec, Message
+from penstock_components.jobs.reader import read
 from penstock_components.jobs.schema import Field, fields_of
 from penstock_components.jobs.study import HyperparameterTuningJob
-from penstock_components.jobs.wire import from_api, to_api
+from penstock_components.jobs.wire import case_of, from_api, to_api
 from unit.penstock_components.jobs.protos import messages, proto_of
 
 KINDS = [
@@ -99,3 +100,57 @@ def test_a_message_goes_through_the_real_proto_in_both_cases_without_loss(
 def test_what_is_written_is_read_again(case: Any, data: strategies.DataObject) -> None:
     message = data.draw(messages(CustomJob))
     assert from_api(CustomJob, json.loads(json.dumps(to_api(message, case))), case) == message
+
+
+@pytest.mark.parametrize("kind", [CustomJob, HyperparameterTuningJob])
+@SLOW
+@given(data=strategies.data())
+def test_what_googles_client_writes_of_a_job_that_it_has_got_has_no_finding(
+    kind: type[Message], data: strategies.DataObject
+) -> None:
+    message = data.draw(messages(kind))
+    proto = proto_of(kind)
+    got = proto(to_api(message, "snake"))
+    got.name, got.state = "projects/1/locations/us-central1/customJobs/2", 3
+    in_snake = proto.to_json(got, preserving_proto_field_name=True, use_integers_for_enums=False)
+    for returned in (proto.to_dict(got), json.loads(in_snake)):
+        reading = read(kind, json.loads(json.dumps(returned)), case="snake")
+        assert (reading.message, reading.findings) == (message, ())
+    assert read(kind, json.loads(proto.to_json(got)), case="camel").findings == ()
+
+
+POOL = {"machine_spec": {"machine_type": "n1-standard-4"}, "replica_count": 1}
+
+
+@pytest.mark.parametrize(
+    ("value", "case"),
+    [
+        ({"labels": {"fooBar": "x", "bazQux": "y"}, "job_spec": {"worker_pool_specs": []}}, "snake"),
+        ({"labels": {"foo_bar": "x", "baz_qux": "y"}, "jobSpec": {"workerPoolSpecs": []}}, "camel"),
+        ({"someKey": 1, "otherKey": 2, "thirdKey": {"displayName": 1}, "worker_pool_specs": [POOL]}, "snake"),
+        ({"create_time": "x", "job_spec": {"worker_pool_specs": [POOL, {"replicaCount": 1}]}}, "snake"),
+        (
+            {"jobSpec": {"workerPoolSpecs": [{"machine_type": 1, "accelerator_type": 2, "image_uri": 3}]}},
+            "camel",
+        ),
+        ({"trialJobSpec": {}, "study_spec_metrics": {}}, "camel"),
+        ({"jobSpec": {"worker_pool_specs": []}}, "camel"),
+        ({"network": "n"}, "snake"),
+        ([], "snake"),
+        (None, "snake"),
+    ],
+)
+def test_the_case_is_that_of_the_fields_not_of_an_authors_own_names(value: Any, case: str) -> None:
+    assert case_of(value) == case
+
+
+def test_the_case_of_any_message_can_be_told() -> None:
+    assert from_api(study.DoubleValueSpec, {"minValue": 1}) == study.DoubleValueSpec(min_value=1.0)
+    assert from_api(study.DoubleValueSpec, {"min_value": 1}) == study.DoubleValueSpec(min_value=1.0)
+
+
+def test_keys_of_labels_do_not_turn_a_good_file_into_a_bad_one() -> None:
+    labels = {"fooBar": "x"}
+    assert from_api(CustomJob, {"labels": labels, "display_name": "d"}) == CustomJob(
+        display_name="d", labels=labels
+    )

@@ -192,7 +192,7 @@ def test_findings_of_the_validator_refuse_a_job(
         seen.append(job)
         return ["pool 0 is odd", "pool 1 too"]
 
-    with pytest.raises(InvalidArgumentError, match="pool 0 is odd; pool 1 too"):
+    with pytest.raises(InvalidArgumentError, match="pool 0 is odd\npool 1 too"):
         create(make(validator), "pass")
     assert seen[0]["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]["imageUri"] == "python:3"
     assert list(store.all(CustomJob)) == []

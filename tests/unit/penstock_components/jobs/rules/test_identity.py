@@ -47,6 +47,23 @@ def test_a_tensorboard_needs_a_service_account() -> None:
     refused(job(tensorboard=TENSORBOARD), "service_account", "tensorboard-account", "Set service_account")
 
 
+@pytest.mark.parametrize(
+    ("spec", "unknown"),
+    [
+        (job(tensorboard=TENSORBOARD), {"service_account"}),
+        (job(tensorboard=TENSORBOARD), {"tensorboard"}),
+        (job(tensorboard="{{$.inputs.parameters['tensorboard']}}"), set()),
+        (job(tensorboard=TENSORBOARD, service_account=ACCOUNT, experiment=EXPERIMENT), {"tensorboard"}),
+        (job(service_account=ACCOUNT, tensorboard="{{$.inputs.x}}", experiment=EXPERIMENT), set()),
+        (job(service_account="someone@example.com"), {"service_account"}),
+    ],
+)
+def test_accounts_and_tensorboards_of_a_run_are_not_judged_before_it(
+    spec: CustomJobSpec, unknown: set[str]
+) -> None:
+    assert findings(spec, unknown=frozenset(unknown)) == []
+
+
 def test_experiment_and_tensorboard_exclude_each_other() -> None:
     spec = job(tensorboard=TENSORBOARD, service_account=ACCOUNT, experiment=EXPERIMENT)
     refused(spec, "experiment", "experiment-or-tensorboard", "exclude each other")
@@ -112,7 +129,6 @@ def test_a_job_needs_a_name_of_at_most_128_characters() -> None:
         ({"x" * 64: "a"}, "the key has 64 characters"),
         ({"1team": "a"}, "does not begin with a letter"),
         ({"": "a"}, "does not begin with a letter"),
-        ({"vertex-ai-pipelines-run-billing-id": "1"}, "reserved"),
     ],
 )
 def test_a_label_that_is_not_taken_is_refused(labels: dict[str, str], words: str) -> None:
@@ -120,6 +136,13 @@ def test_a_label_that_is_not_taken_is_refused(labels: dict[str, str], words: str
     assert finding.path == f"labels[{next(iter(labels))!r}]"
     assert words in finding.reason
     assert "lower-case letters" in finding.fix
+
+
+def test_the_label_that_the_service_sets_itself_is_a_warning_to_remove_it() -> None:
+    (finding,) = of_job({"vertex-ai-pipelines-run-billing-id": "123", "goog-ccm": "true"})
+    assert (finding.rule, finding.severity) == ("label-reserved", "warning")
+    assert finding.path == "labels['vertex-ai-pipelines-run-billing-id']"
+    assert finding.fix == "Remove it: the service sets it."
 
 
 def test_labels_of_any_language_are_taken_up_to_64() -> None:

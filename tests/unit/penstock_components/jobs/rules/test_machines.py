@@ -15,6 +15,7 @@ from unit.penstock_components.jobs.rules.specs import (
     H100,
     L4,
     OUTPUT,
+    PACKAGE,
     RESTARTS,
     TPU,
     container,
@@ -218,3 +219,54 @@ def test_ranks_set_by_hand_are_refused_where_there_are_several_replicas() -> Non
 def test_every_strategy_takes_a_whole_h100_machine() -> None:
     for strategy in ("STANDARD", "SPOT", "FLEX_START"):
         assert findings(nodes(H100, 2, scheduling=replace(RESTARTS, strategy=strategy))) == []
+
+
+B200 = gpu("a4-highgpu-8g", "NVIDIA_B200", 8)
+GIB = "/usr/local/gib/scripts/set_nccl_env.sh"
+
+
+def test_nodes_with_gib_are_warned_once_where_nothing_sources_its_script() -> None:
+    at = "worker_pool_specs[0]"
+    warned(nodes(B200, 4), f"{at}.container_spec", "network-set-up", GIB, "cannot be seen")
+    package = job(
+        pool(B200, python_package_spec=PACKAGE),
+        pool(B200, 3, python_package_spec=PACKAGE),
+        scheduling=RESTARTS,
+        base_output_directory=OUTPUT,
+    )
+    warned(package, f"{at}.python_package_spec", "network-set-up", GIB)
+    assert findings(job(pool(B200))) == []
+
+
+@pytest.mark.parametrize(
+    "command", [("bash", "-c", f"source {GIB} && exec train"), ("/app/start.sh", "/usr/local/gib/lib64")]
+)
+def test_nodes_that_speak_of_gib_are_left_alone(command: tuple[str, ...]) -> None:
+    program = container(command=command)
+    spec = job(
+        pool(B200, container_spec=program),
+        pool(B200, 3, container_spec=program),
+        scheduling=RESTARTS,
+        base_output_directory=OUTPUT,
+    )
+    assert findings(spec) == []
+
+
+def test_tf_config_by_hand_is_a_fault_where_the_service_sets_it_and_no_other() -> None:
+    assert findings(with_env(TF_CONFIG="{}")) == []
+    program = container(env=(EnvVar(name="TF_CONFIG", value="{}"),))
+    spec = job(pool(container_spec=program), pool())
+    refused(spec, "worker_pool_specs[0].container_spec.env[0]", "env-of-the-service", "TF_CONFIG is set by")
+
+
+@pytest.mark.parametrize("text", ["", "{{$.inputs.parameters['held']}}"])
+def test_machines_that_a_persistent_resource_of_the_run_may_hold_are_not_judged_before_it(text: str) -> None:
+    later = {"unknown": frozenset({"persistent_resource_id"})} if not text else {}
+    assert findings(job(pool(None), persistent_resource_id=text), **later) == []
+    spec = job(pool(replace(GB200, reservation_affinity=None)), persistent_resource_id=text)
+    assert findings(spec, **later) == []
+
+
+def test_a_strategy_of_the_run_may_be_the_one_that_a_small_h100_needs() -> None:
+    small = job(pool(gpu("a3-highgpu-1g", "NVIDIA_H100_80GB", 1)))
+    assert findings(small, unknown=frozenset({"scheduling.strategy"})) == []

@@ -15,6 +15,21 @@ def test_peering_and_psc_interface_exclude_each_other() -> None:
     refused(spec, "psc_interface_config", "network-or-psc", "exclude each other", "Keep one")
 
 
+@pytest.mark.parametrize("later", ["network", "psc_interface_config"])
+def test_a_network_of_the_run_is_not_judged_before_it(later: str) -> None:
+    unknown = frozenset({later})
+    assert findings(job(network=NETWORK, psc_interface_config=PSC), unknown=unknown) == []
+    ranges = job(reserved_ip_ranges=("vertex-ai-ip-range",))
+    assert bool(findings(ranges, unknown=unknown)) == (later != "network")
+    placeholder = job(network="{{$.inputs.parameters['network']}}", psc_interface_config=PSC)
+    assert findings(placeholder) == []
+    assert findings(replace(placeholder, reserved_ip_ranges=("vertex-ai-ip-range",))) == []
+
+
+def test_an_attachment_is_not_compared_with_a_region_of_the_run() -> None:
+    assert findings(job(psc_interface_config=PSC), location="{{$.inputs.parameters['location']}}") == []
+
+
 def test_an_empty_psc_interface_is_the_default_of_the_op_and_no_fault() -> None:
     assert findings(job(network=NETWORK, psc_interface_config=PscInterfaceConfig()), through_gcpc=True) == []
 

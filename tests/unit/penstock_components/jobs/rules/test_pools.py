@@ -33,7 +33,7 @@ def test_a_job_without_pools_is_told_to_give_the_primary() -> None:
 
 def test_a_fifth_pool_is_refused_and_the_four_places_are_named() -> None:
     refused(
-        job(*[pool()] * 5), "worker_pool_specs", "pool-count", "5 pools", "1 to 4", "0 the primary, 1 workers"
+        job(*[pool()] * 5), "worker_pool_specs", "pool-count", "5 pools", "1 to 4", "0 primary, 1 workers"
     )
 
 
@@ -77,6 +77,16 @@ def test_an_empty_pool_is_lost_on_the_way_through_gcpc_and_the_pools_behind_it_m
         "at least one replica",
         through_gcpc=True,
     )
+
+
+def test_empty_pools_through_gcpc_are_one_fault_told_by_the_pool_that_moves() -> None:
+    spec = job(pool(), WorkerPoolSpec(), WorkerPoolSpec(), pool(), WorkerPoolSpec())
+    (finding,) = [
+        each for each in findings(spec, through_gcpc=True) if each.rule == "empty-pool-through-gcpc"
+    ]
+    assert finding.path == "worker_pool_specs[1]"
+    assert "pool 3 would become pool 1 (workers)" in finding.reason
+    assert "pool 1 and pool 2" in finding.fix
 
 
 def test_an_empty_pool_at_the_end_is_no_fault_through_gcpc() -> None:

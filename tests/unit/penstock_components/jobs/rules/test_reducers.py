@@ -58,11 +58,35 @@ def test_reducers_have_no_accelerators() -> None:
     )
 
 
-@pytest.mark.parametrize("image", [REDUCERS.replace("vertex-ai-restricted", "mine"), f"{REDUCERS[:-7]}:1.0"])
-def test_reducers_run_one_of_googles_three_images(image: str) -> None:
+COPY = REDUCERS.replace("vertex-ai-restricted", "mine")
+
+
+def test_reducers_run_one_of_googles_three_images() -> None:
     path = "worker_pool_specs[2].container_spec.image_uri"
-    spec = reduced(container_spec=ContainerSpec(image_uri=image))
-    refused(spec, path, "reducers-image", "three images", REDUCERS, location="europe-west4")
+    other_tag = reduced(container_spec=ContainerSpec(image_uri=f"{REDUCERS.removesuffix(':latest')}:1.0"))
+    refused(other_tag, path, "reducers-image", "three images", REDUCERS, location="europe-west4")
+    copy = reduced(container_spec=ContainerSpec(image_uri=COPY))
+    refused(copy, path, "reducers-image", "three images", location="europe-west4", strategy="ddp")
+
+
+def test_an_image_named_like_the_reducer_is_a_warning_and_one_that_only_contains_the_name_is_nothing() -> (
+    None
+):
+    path = "worker_pool_specs[2].container_spec.image_uri"
+    for image in (COPY, "gcr.io/mine/reduction-server@sha256:1"):
+        spec = reduced(container_spec=ContainerSpec(image_uri=image, command=("serve",)))
+        warned(spec, path, "reducers-image", "named like the reducer")
+    for image in (
+        "gcr.io/shop/video-reduction-server:3",
+        "gcr.io/reduction-server/encoder",
+        "gcr.io/r:reduction-server",
+    ):
+        assert findings(reduced(container_spec=ContainerSpec(image_uri=image, args=("--port=1",)))) == []
+
+
+def test_reducers_of_a_run_that_may_be_flex_start_are_not_judged_by_it() -> None:
+    spec = replace(REDUCED, scheduling=replace(RESTARTS, strategy="FLEX_START"))
+    assert findings(spec, unknown=frozenset({"scheduling.strategy"})) == []
 
 
 def test_too_few_reducers_are_a_warning_with_the_number_that_reaches_the_nodes_bandwidth() -> None:

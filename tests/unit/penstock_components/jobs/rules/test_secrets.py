@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from penstock_components.jobs.messages import EnvVar
+from penstock_components.jobs.messages import CustomJobSpec, EnvVar
+from penstock_components.jobs.rules.secrets import hides
 from unit.penstock_components.jobs.rules.specs import (
     PACKAGE,
     container,
@@ -16,6 +17,7 @@ from unit.penstock_components.jobs.rules.specs import (
     only,
     pool,
     refused,
+    warned,
     with_command,
     with_env,
 )
@@ -33,6 +35,8 @@ SHAPES = {
     "a private key": "-----BEGIN RSA " + "PRIVATE KEY-----\nMII",
     "a service account's key": json.dumps({"type": "service_account", "project_id": "p"}),
     "a JSON web token": f"eyJ{LETTERS[:20]}.eyJ{LETTERS[:20]}.{LETTERS[:20]}",
+    "a webhook's URL": f"https://hooks.slack.com/services/T0000/B0000/{LETTERS[:24]}",
+    "a bearer token": f"Bearer {LETTERS[:24]}",
     "a password in a URL": f"postgres://user:{LETTERS[:12]}@10.0.0.5/db",
 }
 
@@ -69,6 +73,11 @@ def test_a_secret_is_known_by_its_shape_wherever_it_stands(kind: str) -> None:
         "CREDENTIALS",
         "MLFLOW_TRACKING_PASSWORD",
         "wandb-key",
+        "OPENAI_KEY",
+        "AZURE_STORAGE_KEY",
+        "PGPASSWORD",
+        "MYSQL_PWD",
+        "GH_PAT",
     ],
 )
 def test_a_secret_is_known_by_its_name(name: str) -> None:
@@ -99,7 +108,21 @@ def test_a_secret_is_known_by_its_name(name: str) -> None:
         ("CREDENTIALS_URI", "gs://b/c"),
         ("WANDB_API_KEY", "projects/1/secrets/wandb/versions/latest"),
         ("HF_TOKEN", "projects/my-project/secrets/hf"),
-        ("HF_TOKEN", "{{$.inputs.parameters['token']}}"),
+        ("HF_TOKEN", "sm://p/hf"),
+        ("HF_TOKEN", "gcp-secretmanager://p/hf/latest"),
+        ("SECRET_MANAGER_PROJECT", "p"),
+        ("CREDENTIALS_MODE", "adc"),
+        ("API_KEY_HEADER", "X-Key"),
+        ("SORT_KEY", "date"),
+        ("STORAGE_KEY", "runs/a.parquet"),
+        ("COMET_EXPERIMENT_KEY", "run-1"),
+        ("IMAGE_KEY", "png"),
+        ("PWD", "app"),
+        ("OLDPWD", "app"),
+        ("LR_PAT", "plateau"),
+        ("AUTH", "Bearer $TOKEN"),
+        ("SCHEME", "bearer authentication"),
+        ("PAGE", "https://slack.com/services/new-and-longer"),
         ("HF_TOKEN", ""),
         ("COMMIT", "9fceb02d0ae598e95dc970b74767f19372d61af8"),
         ("KEYBOARD", "qwerty"),
@@ -202,3 +225,34 @@ def test_each_secret_of_a_job_is_told() -> None:
     env = (EnvVar(name="HF_TOKEN", value="abcdef"), EnvVar(name="DB_PASSWORD", value="abcdef"))
     spec = job(pool(container_spec=container(env=env, args=("--api-key=abcdef",))))
     assert [each.rule for each in findings(spec)] == ["secret"] * 3
+
+
+@pytest.mark.parametrize(
+    ("spec", "path"),
+    [
+        (with_env(WANDB_API_KEY="{{$.inputs.parameters['key']}}"), "env[0]"),
+        (with_env(HF_TOKEN="{{$.inputs.parameters['token']}}"), "env[0]"),
+        (with_command("train", args=("--hf-token={{$.inputs.parameters['token']}}",)), "args[0]"),
+        (with_command("train", args=("--hf-token", "{{$.inputs.parameters['token']}}")), "args[1]"),
+    ],
+)
+def test_a_pipeline_parameter_for_a_secret_is_a_warning_that_it_stands_in_clear(
+    spec: CustomJobSpec, path: str
+) -> None:
+    words = ("in clear", "pipeline", "Secret Manager")
+    warned(spec, f"worker_pool_specs[0].container_spec.{path}", "secret-parameter", *words)
+
+
+def test_a_pipeline_parameter_that_names_a_secret_is_left_alone() -> None:
+    assert findings(with_env(WANDB_SECRET_NAME="{{$.inputs.parameters['name']}}")) == []
+    assert findings(with_env(HF_TOKEN="projects/1/secrets/{{$.inputs.parameters['name']}}")) == []
+
+
+def test_what_must_not_be_shown_is_told_by_name_or_by_shape() -> None:
+    for name in ("HF_TOKEN", "--hf-token", "wandb_api_key"):
+        assert hides(name, "abcdef")
+        assert not hides(name, "projects/1/secrets/hf/versions/latest")
+    assert hides("EXTRA", f"ghp_{LETTERS[:36]}")
+    assert hides("config", '{"api_key": "abcdef"}')
+    assert not hides("--lr", "0.1")
+    assert not hides("TOKENIZER", "gpt2")

@@ -124,3 +124,14 @@ def test_a_trainer_on_several_nodes_without_output_directory_is_warned_that_it_c
 def test_spot_without_output_directory_is_a_warning() -> None:
     spec = job(scheduling=replace(RESTARTS, strategy="SPOT"))
     warned(spec, "base_output_directory", "output-directory-missing", "Spot machines are taken away")
+
+
+def test_what_a_run_decides_is_not_judged_before_it() -> None:
+    spot = job(scheduling=replace(RESTARTS, strategy="SPOT"))
+    share = job(pool(nfs_mounts=(NFS,)))
+    trainer = replace(nodes(L4, 2), base_output_directory=None)
+    assert findings(spot, unknown=frozenset({"scheduling.strategy"})) == []
+    assert findings(share, unknown=frozenset({"network"})) == []
+    assert findings(share, unknown=frozenset({"psc_interface_config"})) == []
+    for path in ("base_output_directory", "base_output_directory.output_uri_prefix"):
+        assert findings(trainer, unknown=frozenset({path}), strategy="ddp") == []

@@ -214,6 +214,16 @@ def test_parameters_have_names_of_their_own() -> None:
     refused(study(parameters=()), "study_spec.parameters", "required", "at least one")
 
 
+def test_a_conditional_parameter_has_no_id_of_another_at_any_level() -> None:
+    momentum = replace(LR, parameter_id="momentum")
+    refused(
+        study(parameters=(momentum, OPTIMIZER)),
+        "study_spec.parameters[1].conditional_parameter_specs[0].parameter_spec.parameter_id",
+        "parameter-id",
+        "'momentum' stands twice; study_spec.parameters[0] has it",
+    )
+
+
 def test_a_grid_has_no_place_for_a_range_of_numbers() -> None:
     path = "study_spec.parameters[0].double_value_spec"
     refused(study(parameters=(LR,), algorithm="GRID_SEARCH"), path, "grid-search", "discrete_value_spec")
@@ -311,6 +321,13 @@ def test_an_argument_that_a_parameter_sets_as_well_is_a_warning() -> None:
         "trial_job_spec.worker_pool_specs[0].container_spec.args[0]",
         "argument-twice",
         "lr is a parameter of the study",
+        severity="warning",
+    )
+    refused(
+        with_args("--momentum=1"),
+        "trial_job_spec.worker_pool_specs[0].container_spec.args[0]",
+        "argument-twice",
+        "momentum is a parameter of the study",
         severity="warning",
     )
     assert found(with_args("--lr-decay=0.1", "--epochs=3")) == []

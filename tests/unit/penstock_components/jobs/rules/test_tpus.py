@@ -25,6 +25,15 @@ def test_a_tpu_job_has_one_pool() -> None:
     refused(spec, f"{AT}.machine_type", "tpu-pools", "2 pools", "exactly one")
 
 
+def test_each_pool_of_tpus_is_told_its_replicas_and_their_number_once() -> None:
+    spec = job(pool(TPU), pool(TPU, 2), pool(TPU, 3))
+    assert [(each.rule, each.path) for each in findings(spec)] == [
+        ("tpu-pools", f"{AT}.machine_type"),
+        ("tpu-replicas", "worker_pool_specs[1].replica_count"),
+        ("tpu-replicas", "worker_pool_specs[2].replica_count"),
+    ]
+
+
 @pytest.mark.parametrize(("topology", "word"), [("3x3", "2x2, 2x4, 4x4"), ("", "no tpu_topology")])
 def test_a_topology_that_a_tpu_does_not_take_is_refused_with_those_it_takes(topology: str, word: str) -> None:
     spec = job(pool(replace(TPU, tpu_topology=topology)))
