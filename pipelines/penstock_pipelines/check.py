@@ -74,15 +74,21 @@ class Checked:
 def check_target(
     target: str, text: str, *, location: str = "", against: Path | None = None, rate: Rate | None = None
 ) -> Checked:
-    """Judge a document's text, and compare it. Raises InputError when `against` is not a document."""
+    """Judge a document's text, and compare it. Raises InputError when `against` is no document of its kind.
+
+    What is no job itself is not compared.
+    """
     report = check_text(text, name=target, context=Context(location=location))
-    if against is None:
+    if against is None or not report.kind:
         return Checked(target=target, report=report)
-    from penstock_components.jobs.review import review
+    from penstock_components.jobs.review import ReviewError, review
 
     old = _parsed(read_document(against), against.name)
     new = _parsed(text, target)
-    return Checked(target=target, report=report, changes=tuple(review(old, new, rate=rate)))
+    try:
+        return Checked(target=target, report=report, changes=tuple(review(old, new, rate=rate)))
+    except ReviewError as exc:
+        raise InputError(str(exc)) from exc
 
 
 def refused(target: str, findings: Sequence[Finding]) -> Checked:

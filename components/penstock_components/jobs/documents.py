@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import yaml
 
@@ -162,9 +163,11 @@ def _measure(value: object, known: dict[int, tuple[int, int]], level: int = 0) -
         size, depth = 1, 0
         if level < _DEEPEST:
             for each in held:
-                below = _measure(each, known, level + 1)
-                size, depth = min(size + below[0], _MOST_NODES + 1), max(depth, below[1])
-        known[id(value)] = size, depth + 1
+                more, deeper = _measure(each, known, level + 1)
+                size += more
+                if deeper > depth:
+                    depth = deeper
+        known[id(value)] = min(size, _MOST_NODES + 1), depth + 1
     size, depth = known[id(value)]
     if level + depth > _DEEPEST:
         raise _too_deep()
@@ -173,13 +176,15 @@ def _measure(value: object, known: dict[int, tuple[int, int]], level: int = 0) -
 
 def _held(value: object) -> Iterable[object] | None:
     """What a list or a mapping holds; None for what holds nothing."""
-    if isinstance(value, Mapping):
+    kind = type(value)
+    if kind is yaml.ScalarNode:
+        return None
+    if kind is yaml.MappingNode or kind is yaml.SequenceNode:
+        below = cast("yaml.CollectionNode", value).value
+        return itertools.chain.from_iterable(below) if kind is yaml.MappingNode else below
+    if isinstance(value, dict):
         return value.values()
-    if isinstance(value, list):
-        return value
-    if isinstance(value, yaml.MappingNode):
-        return (each for pair in value.value for each in pair)
-    return value.value if isinstance(value, yaml.SequenceNode) else None
+    return value if isinstance(value, list) else None
 
 
 def _unreadable(kind: str, why: str) -> DocumentError:

@@ -183,6 +183,8 @@ class _Reader:
             if not isinstance(held, Mapping):
                 if spec.is_message:
                     return self._cannot(path, rule, reason, f"Write [{self._example(spec)}].")
+                if spec.type is str and isinstance(held, str) and re.search(r"\s", held.strip()):
+                    return self._words(held, path)
                 self._refuse(path, rule, reason, "Put it into [ ].")
                 return (self._quietly(spec, held, path),)
             if _is_numbered(held):
@@ -197,6 +199,16 @@ class _Reader:
             else:
                 return self._cannot(path, rule, reason, f"Write [{self._example(spec)}].")
         return tuple(self._element(spec, each, f"{path}[{index}]") for index, each in enumerate(held))
+
+    def _words(self, line: str, path: str) -> tuple[str, ...]:
+        """A command line in place of its words; what only a shell could take apart is left alone."""
+        rule, reason = "list-expected", f"it is {told(line)}; the field is a list."
+        if not re.search(r"""["'$`|&;<>\\(){}\[\]]""", line):
+            self._refuse(path, rule, reason, "Put each word into [ ] on its own.")
+            return tuple(line.split())
+        return self._cannot(
+            path, rule, reason, 'Put each word into [ ] on its own, or write ["bash", "-c", "<the line>"].'
+        )
 
     def _element(self, spec: Field, held: object, path: str) -> Any:
         """One of a list; where names have values, "A=b" and {A: b} are plain too."""

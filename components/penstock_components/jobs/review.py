@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -99,9 +100,12 @@ def _jobs(document: Any) -> Iterator[tuple[str, CustomJob]]:
     """By task, or by nothing outside a pipeline; of a tuning job that of its trials."""
     kind = kind_of_document(document)
     if kind == "pipeline":
+        calls: Counter[str] = Counter()
         for job in training_jobs(document):
+            calls[job.task] += 1  # a sub-pipeline that is called twice has its tasks twice
+            name = job.task if calls[job.task] == 1 else f"{job.task} (call {calls[job.task]})"
             if job.document is not None:
-                yield job.task, _custom_job(job.kind, job.document, "snake")
+                yield name, _custom_job(job.kind, job.document, "snake")
     elif kind:
         yield "", _custom_job(kind, document, case_of(document))
 

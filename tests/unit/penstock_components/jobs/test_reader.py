@@ -158,6 +158,9 @@ IMAGE = {"imageUri": "europe-docker.pkg.dev/p/r/i:1"}
         ({"containerSpec": IMAGE | {"env": {0: {"name": "A", "value": "b"}}}}, "containerSpec.env", "list-expected", "without the numbers"),
         ({"containerSpec": IMAGE | {"env": "A=b"}}, "containerSpec.env", "list-expected", "[{name: ..., value: ...}]"),
         ({"containerSpec": IMAGE | {"args": "--x"}}, "containerSpec.args", "list-expected", "[ ]"),
+        ({"containerSpec": IMAGE | {"args": "--lr 0.1"}}, "containerSpec.args", "list-expected", "each word into [ ]"),
+        ({"containerSpec": IMAGE | {"command": "python train.py"}}, "containerSpec.command", "list-expected", "each word into [ ]"),
+        ({"containerSpec": IMAGE | {"command": "cd x && python train.py"}}, "containerSpec.command", "list-expected", '["bash", "-c"'),
         ({"containerSpec": IMAGE | {"args": 3}}, "containerSpec.args", "list-expected", "[ ]"),
         ({"containerSpec": IMAGE | {"args": {"lr": 0.1}}}, "containerSpec.args", "list-expected", "[...]"),
         ({"containerSpec": IMAGE | {"args": [None]}}, "containerSpec.args[0]", "text-expected", '""'),
@@ -193,6 +196,12 @@ def test_names_and_values_are_read_as_meant() -> None:
             EnvVar(name="C", value="1"),
             EnvVar(name="D"),
         )
+
+
+def test_a_line_in_place_of_a_list_is_read_as_its_words() -> None:
+    (pool,) = found({"containerSpec": IMAGE | {"args": "--lr 0.1"}}).message.worker_pool_specs
+    assert pool.container_spec is not None
+    assert pool.container_spec.args == ("--lr", "0.1")
 
 
 def test_a_misspelt_key_of_env_is_still_a_misspelt_key() -> None:
