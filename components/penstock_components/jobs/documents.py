@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -21,6 +22,8 @@ _MOST_DIGITS = 300
 """Of a whole number; a double holds a few more, the API's widest integer twenty."""
 _PLAIN_TAGS = ("null", "bool", "int", "float", "str", "seq", "map")
 """Tags of YAML whose values JSON has too."""
+
+_HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class DocumentError(ValueError):
@@ -55,6 +58,10 @@ def _parsed(text: str, name: str) -> Any:
     if name.endswith(".json") or text.lstrip()[:1] in ("{", "["):
         try:
             document = json.loads(text, object_pairs_hook=_once, parse_int=_whole)
+            if _HALF_PAIR.search(text):  # which may be one of a pair, or escaped itself
+                json.dumps(document, ensure_ascii=False).encode()
+        except UnicodeEncodeError as exc:
+            raise _unreadable("JSON", "a text has half of a surrogate pair, which is no character") from exc
         except ValueError as exc:
             if name.endswith(".json"):
                 raise _unreadable("JSON", str(exc)) from exc

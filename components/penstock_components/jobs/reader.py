@@ -5,6 +5,7 @@ It is lenient where the meaning is plain, so that one fault is told once and wha
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,8 @@ _DEEPEST = 100
 """Messages within each other, as protobuf's own reader of JSON has it."""
 _LONGEST_KEY = 100
 """Characters; no field's name has half of them."""
+_FOR_SHELLS = re.compile(r"""["'$`|&;<>\\(){}\[\]]""")
+"""What a shell would take a line apart by, or put into it."""
 _TEXT = Field("", str, False, False, False, "", {}, False)
 """What a map holds."""
 
@@ -54,7 +57,8 @@ class _Reader:
     root: type[Message]
     """Of the whole document: where a misplaced field belongs is told from there."""
     is_returned: bool
-    """Whether the API wrote the document."""
+    """Whether Google's client wrote what is read: a document that the API returned, or a message whose enumerations are
+    numbers, as in what GCPC's serialize_parameters makes for a tuning job."""
     findings: list[Finding] = field(default_factory=list)
     unread: set[str] = field(default_factory=set)
     level: int = 0
@@ -66,15 +70,19 @@ class _Reader:
         if self.level >= _DEEPEST:
             self._cannot(path, "too-deep", f"it lies within {_DEEPEST} messages.", "Nest fewer.")
             return kind()
-        self.level += 1
         known = {spec.name: spec for spec in fields_of(kind)}
         given, strays = self._sort(kind, value, known, path)
+        around = self.level, self.is_returned
+        self.level += 1
+        self.is_returned |= any(
+            known[name].values and isinstance(held, (int, float)) for name, held in given.items()
+        )
         values = {}
         for name, held in given.items():
             if held is not None:
                 values[name] = self._value(known[name], held, _below(path, name))
         self._report(kind, strays, known, values, path)
-        self.level -= 1
+        self.level, self.is_returned = around
         return self._one_of(kind, values, path)
 
     def _sort(
@@ -127,22 +135,22 @@ class _Reader:
             at = _below(path, name)
             advised = advice_on(name)
             around = [spec.name for spec in known.values() if not spec.is_repeated and _has_field(spec, name)]
-            meant = nearest(name, list(known), cutoff=0.75)
+            near = nearest(name, list(known), cutoff=0.75)
             if advised is not None:
                 self._refuse(at, advised.rule, advised.reason, advised.fix)
                 if advised.means in known and advised.means not in values:
                     self.unread.add(_below(path, advised.means))
             elif around:
                 inner.setdefault(around[0], {})[key] = held
-            elif meant is not None:
+            elif near is not None:
                 self._refuse(
                     at,
                     "unknown-field",
                     f"{kind.__name__} has no field {quoted(key)}.",
-                    f"Write {in_case(meant, self.case)!r}.",
+                    f"Write {in_case(near, self.case)!r}.",
                 )
-                if meant not in values and held is not None:
-                    values[meant] = self._value(known[meant], held, _below(path, meant))
+                if near not in values and held is not None:
+                    values[near] = self._value(known[near], held, _below(path, near))
             else:
                 self._refuse(
                     at,
@@ -161,8 +169,8 @@ class _Reader:
                 f"{names} {verb} of {right}, not of {kind.__name__}.",
                 f"Write {right}: {{{names}}}.",
             )
-            if owner not in values:
-                values[owner] = self.message(known[owner].type, fields, _below(path, owner))
+            meant = self.message(known[owner].type, fields, _below(path, owner))
+            values[owner] = _filled(values[owner], meant) if owner in values else meant
 
     def _one_of(self, kind: type[M], values: dict[str, Any], path: str) -> M:
         chosen = [name for name in kind.ONE_OF if values.get(name) is not None]
@@ -178,37 +186,40 @@ class _Reader:
         return self._list(spec, held, path) if spec.is_repeated else self._one(spec, held, path)
 
     def _list(self, spec: Field, held: object, path: str) -> tuple[Any, ...]:
+        if isinstance(held, Mapping):
+            return self._list_of_mapping(spec, held, path)
         if not isinstance(held, (list, tuple)):
-            rule, reason = "list-expected", f"it is {told(held)}; the field is a list."
-            if not isinstance(held, Mapping):
-                if spec.is_message:
-                    return self._cannot(path, rule, reason, f"Write [{self._example(spec)}].")
-                if spec.type is str and isinstance(held, str) and re.search(r"\s", held.strip()):
-                    return self._words(held, path)
-                self._refuse(path, rule, reason, "Put it into [ ].")
-                return (self._quietly(spec, held, path),)
-            if _is_numbered(held):
-                self._refuse(path, rule, reason, "Write its values in [ ], without the numbers.")
-                held = [held[key] for key in sorted(held, key=int)]
-            elif any(isinstance(key, str) and _has_field(spec, snake_name(key)) for key in held):
-                self._refuse(path, rule, reason, "Put it into [ ].")
-                held = [held]
-            elif held and _is_pair(spec):
-                self._refuse(path, rule, reason, f"Write [{_pair(next(iter(held)))}], one for each name.")
-                return tuple(self._read_pair(spec, pair, path) for pair in held.items())
-            else:
-                return self._cannot(path, rule, reason, f"Write [{self._example(spec)}].")
+            return self._list_of_one(spec, held, path)
         return tuple(self._element(spec, each, f"{path}[{index}]") for index, each in enumerate(held))
 
-    def _words(self, line: str, path: str) -> tuple[str, ...]:
-        """A command line in place of its words; what only a shell could take apart is left alone."""
-        rule, reason = "list-expected", f"it is {told(line)}; the field is a list."
-        if not re.search(r"""["'$`|&;<>\\(){}\[\]]""", line):
-            self._refuse(path, rule, reason, "Put each word into [ ] on its own.")
-            return tuple(line.split())
-        return self._cannot(
-            path, rule, reason, 'Put each word into [ ] on its own, or write ["bash", "-c", "<the line>"].'
-        )
+    def _list_of_mapping(self, spec: Field, held: Mapping[Any, object], path: str) -> tuple[Any, ...]:
+        """What a mapping in place of a list plainly means: one element, numbered elements, or names with their values."""
+        rule, reason = "list-expected", "it is a mapping; the field is a list."
+        if any(isinstance(key, str) and _has_field(spec, snake_name(key)) for key in held):
+            self._refuse(path, rule, reason, "Put it into [ ].")
+            return self._list(spec, [held], path)
+        if _is_numbered(held):
+            self._refuse(path, rule, reason, "Write its values in [ ], without the numbers.")
+            return self._list(spec, [held[key] for key in sorted(held, key=int)], path)
+        if held and _is_pair(spec):
+            self._refuse(path, rule, reason, f"Write [{_pair(next(iter(held)))}], one for each name.")
+            return tuple(self._read_pair(spec, pair, path) for pair in held.items())
+        return self._cannot(path, rule, reason, f"Write [{self._example(spec)}].")
+
+    def _list_of_one(self, spec: Field, held: object, path: str) -> tuple[Any, ...]:
+        """A value, or a command line, in place of a list. A text may hold a secret and is not repeated."""
+        rule = "list-expected"
+        reason = f"it is {'one text' if isinstance(held, str) else told(held)}; the field is a list."
+        if spec.is_message:
+            return self._cannot(path, rule, reason, f"Write [{self._example(spec)}].")
+        if spec.type is not str or not isinstance(held, str) or len(held.split()) < 2:
+            self._refuse(path, rule, reason, "Put it into [ ].")
+            return (self._quietly(spec, held, path),)
+        fix = "Put each word into [ ] on its own"
+        if _FOR_SHELLS.search(held):
+            return self._cannot(path, rule, reason, f'{fix}, or write ["bash", "-c", "<the line>"].')
+        self._refuse(path, rule, reason, f"{fix}.")
+        return tuple(held.split())
 
     def _element(self, spec: Field, held: object, path: str) -> Any:
         """One of a list; where names have values, "A=b" and {A: b} are plain too."""
@@ -302,6 +313,12 @@ def _is_returned(kind: type[Message], value: object) -> bool:
     return bool(names.intersection(kind.OUTPUT_ONLY) - {"name"})
 
 
+def _filled(given: M, more: M) -> M:
+    """A message with what it has not set taken from another."""
+    unset = [spec.name for spec in fields_of(type(given)) if not spec.is_set(getattr(given, spec.name))]
+    return dataclasses.replace(cast("Any", given), **{name: getattr(more, name) for name in unset})  # type: ignore[no-any-return]
+
+
 def _below(path: str, name: str) -> str:
     """Path of a field; of a key that no field could have, its beginning in quotes."""
     if len(name) > _LONGEST_KEY or not re.fullmatch(r"[\w./-]+", name, re.ASCII):
@@ -326,7 +343,9 @@ def _is_pair(spec: Field) -> bool:
 
 def _pair(name: object) -> str:
     """How a name and its value are written; the value may be a secret and is not repeated."""
-    return f'{{name: {_key(name)[:_LONGEST_KEY]}, value: "..."}}'
+    word = _key(name)[:_LONGEST_KEY]
+    shown = word if re.fullmatch(r"[\w.-]+", word, re.ASCII) else repr(word)
+    return f'{{name: {shown}, value: "..."}}'
 
 
 def _is_numbered(held: Mapping[Any, object]) -> bool:

@@ -43,7 +43,7 @@ class Scalar:
 def read_scalar(spec: Field, held: object, *, case: Case, is_returned: bool) -> Scalar:
     """The value of a field, or of one element of it, that is no message.
 
-    `is_returned` says that the API wrote the document, whose 64-bit integers are texts also in snake_case. Raises nothing.
+    `is_returned` says that Google's client wrote it, whose 64-bit integers are texts also in snake_case. Raises nothing.
     """
     if isinstance(held, str) and PLACEHOLDER.search(held) and (spec.values or spec.type is not str):
         return _placeholder(spec, held)

@@ -108,6 +108,8 @@ def test_a_value_that_is_none_of_its_tag_is_told_with_its_line() -> None:
         '{"a": ' + "9" * 5000 + "}",
         "[" * 1500 + "]" * 1500,
         '{"a": ' * 300 + "1" + "}" * 300,
+        '{"a": "\\ud800"}',
+        '[{"a\\uDC00": 1}]',
         '{"' + "a" * 3_000_000 + '": 1, "' + "a" * 3_000_000 + '": 1}',
     ],
 )
@@ -116,6 +118,10 @@ def test_json_that_cannot_be_read_is_one_short_error(text: str, name: str) -> No
         parse(text, name=name)
     assert caught.value.finding.rule == "unreadable"
     assert len(caught.value.finding.told()) < 600
+
+
+def test_a_character_that_json_writes_as_a_pair_is_read() -> None:
+    assert parse('["\\ud83d\\ude00", "\\\\ud800"]') == ["\U0001f600", "\\ud800"]
 
 
 def test_a_key_that_stands_twice_among_many_is_found_at_once() -> None:
