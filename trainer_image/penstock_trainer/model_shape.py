@@ -11,7 +11,6 @@ user's function, which is called as it is for training. `--vocab-size` is the da
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from penstock_trainer.contract.config import JobConfig, ModelConfig
 from penstock_trainer.contract.fields import ContractError, canonical_json, parse_json
 from penstock_trainer.engines.blocks import find_blocks
 from penstock_trainer.errors import ModelError, TrainerError
-from penstock_trainer.model.build import build_model
+from penstock_trainer.model.build import build_model, in_transformers
 from penstock_trainer.model.decoder import Decoder
 from penstock_trainer.model.hugging_face import covers, model_config, read_config
 from penstock_trainer.model.source_directory import is_directory, source_directory
@@ -102,17 +101,8 @@ class _Unfilled(Decoder):
 
 def _of_transformers(directory: Path, source: str) -> nn.Module:
     """As penstock_trainer.model.build makes it, on the meta device."""
+    told, auto = in_transformers(directory, source)
     try:
-        transformers: Any = importlib.import_module("transformers")
-    except ImportError as exc:
-        raise ModelError(
-            f"model.source = {source!r} is a model of transformers, which is not installed: "
-            "pip install 'penstock[trainer]'."
-        ) from exc
-    try:
-        told = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
-        sees_images = type(told) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-        auto = transformers.AutoModelForImageTextToText if sees_images else transformers.AutoModelForCausalLM
         with torch.device("meta"):
             return cast("nn.Module", auto.from_config(told))
     except (OSError, ValueError, KeyError, RuntimeError) as exc:

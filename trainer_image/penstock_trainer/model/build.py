@@ -78,8 +78,11 @@ def _from_directory(config: ModelConfig, vocab_size: int | None, seed: int) -> n
     return cast("nn.Module", model)
 
 
-def _from_transformers(directory: Path, source_uri: str, seed: int) -> nn.Module:
-    """Whatever causal or image-text-to-text model it is; no code from the directory and no pickle is run."""
+def in_transformers(directory: Path, source_uri: str) -> tuple[Any, Any]:
+    """transformers' own config of a directory's model, and the auto class that makes the model: causal or image-text-to-text.
+
+    Raises ModelError: transformers is not installed, or does not know the model. No code from the directory is run.
+    """
     try:
         transformers: Any = importlib.import_module("transformers")
     except ImportError as exc:
@@ -89,8 +92,19 @@ def _from_transformers(directory: Path, source_uri: str, seed: int) -> nn.Module
         ) from exc
     try:
         told = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
-        sees_images = type(told) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-        auto = transformers.AutoModelForImageTextToText if sees_images else transformers.AutoModelForCausalLM
+    except (OSError, ValueError, KeyError, RuntimeError) as exc:
+        raise ModelError(f"transformers cannot load {source_uri}: {exc}") from exc
+    sees_images = type(told) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return (
+        told,
+        transformers.AutoModelForImageTextToText if sees_images else transformers.AutoModelForCausalLM,
+    )
+
+
+def _from_transformers(directory: Path, source_uri: str, seed: int) -> nn.Module:
+    """Whatever model transformers makes of it; no code from the directory and no pickle is run."""
+    _, auto = in_transformers(directory, source_uri)
+    try:
         with _seeded(seed):
             model, loaded = auto.from_pretrained(
                 directory,
