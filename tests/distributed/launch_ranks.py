@@ -121,7 +121,7 @@ def kill_rank_1_once() -> None:
 def replaced_and_killed() -> None:
     """A successor takes the checkpoint root over, and then rank 1 is lost."""
     from penstock_trainer.contract.config import parse_args
-    from penstock_trainer.ownership import take_ownership
+    from penstock_trainer.checkpoints.ownership import take_ownership
     from penstock_trainer.storage import storage_for
 
     root_uri = parse_args(sys.argv[1:]).checkpoint.root_uri("")

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from penstock_trainer.checkpoint_io import ObjectReader, ObjectWriter
+from penstock_trainer.checkpoints.ownership import check_ownership, replace_as_owner
 from penstock_trainer.contract.checkpoint import (
     FORMAT_VERSION,
     Best,
@@ -40,7 +41,6 @@ from penstock_trainer.contract.dataset import TOKENIZER_NAME
 from penstock_trainer.contract.fields import ContractError, to_dict
 from penstock_trainer.engines.engine import State
 from penstock_trainer.errors import CheckpointError, FencedError
-from penstock_trainer.ownership import check_ownership, replace_as_owner
 from penstock_trainer.storage import (
     ObjectCorruptError,
     ObjectNotFoundError,

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from penstock_trainer.checkpoint_io import write_object
+from penstock_trainer.checkpoints.ownership import replace_as_owner
 from penstock_trainer.contract.checkpoint import CheckpointObject
 from penstock_trainer.contract.config import ModelConfig
 from penstock_trainer.contract.dataset import TOKENIZER_NAME, DatasetManifest
@@ -30,7 +31,6 @@ from penstock_trainer.model.build import build_model
 from penstock_trainer.model.decoder import Decoder
 from penstock_trainer.model.hugging_face import WEIGHTS_NAME, hf_config, hf_name
 from penstock_trainer.model.source_directory import CONFIG_NAME, is_directory
-from penstock_trainer.ownership import replace_as_owner
 from penstock_trainer.storage import ObjectNotFoundError, Storage, join, storage_for
 
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"

@@ -37,11 +37,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Self
 
+from penstock_trainer.checkpoints.ownership import check_ownership, take_ownership
 from penstock_trainer.cluster import Cluster
 from penstock_trainer.contract.checkpoint import Owner
 from penstock_trainer.contract.config import parse_args
 from penstock_trainer.outcome import RankEnd, Verdict, mends_in_place
-from penstock_trainer.ownership import check_ownership, take_ownership
 from penstock_trainer.ranks import Ranks
 from penstock_trainer.rendezvous import Listener, Plan, Rendezvous, listen, reserved_port
 from penstock_trainer.script_checkpoints import ScriptCheckpoints, SyncLoop

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 import torch
 
 from penstock_trainer.checkpoint import Checkpointer, Progress, Snapshot
+from penstock_trainer.checkpoints.ownership import take_ownership
 from penstock_trainer.contract.checkpoint import CheckpointObject, Owner, step_dir_uri
 from penstock_trainer.contract.config import JobConfig
 from penstock_trainer.contract.events import EvaluationEvent
@@ -34,7 +35,6 @@ from penstock_trainer.observe.flops import flops_per_token
 from penstock_trainer.observe.observer import Observer
 from penstock_trainer.optim import learning_rate
 from penstock_trainer.outcome import Outcome
-from penstock_trainer.ownership import take_ownership
 from penstock_trainer.preemption import Preemption
 from penstock_trainer.storage import storage_for
 from penstock_trainer.tuning import TuningReport

@@ -17,7 +17,7 @@ from distributed.tiny_run import tiny_config
 from penstock_trainer.checkpoint import Checkpointer, Progress, Snapshot
 from penstock_trainer.contract.checkpoint import Manifest, Owner
 from penstock_trainer.errors import CheckpointError, FencedError
-from penstock_trainer.ownership import take_ownership
+from penstock_trainer.checkpoints.ownership import take_ownership
 from penstock_trainer.rank_env import RankEnv
 from penstock_trainer.storage import FileStorage, crc32c
 from penstock_trainer.world import World

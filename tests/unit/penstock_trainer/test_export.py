@@ -19,7 +19,7 @@ from penstock_trainer.data.shards import read_manifest
 from penstock_trainer.errors import FencedError
 from penstock_trainer.export import read_export, write_export
 from penstock_trainer.model.decoder import Decoder
-from penstock_trainer.ownership import check_ownership, take_ownership
+from penstock_trainer.checkpoints.ownership import check_ownership, take_ownership
 from penstock_trainer.storage import FileStorage
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from penstock_trainer.contract.checkpoint import Owner, owner_uri
 from penstock_trainer.contract.fields import ContractError
-from penstock_trainer.ownership import take_ownership
+from penstock_trainer.checkpoints.ownership import take_ownership
 from penstock_trainer.storage import FileStorage
 
 

@@ -1,11 +1,14 @@
 """The checkpoint layout: where a step's objects lie, and the manifest that makes them a checkpoint.
 
-    <root>/owner.json                              {attempt, fencing_token}: who may write
-    <root>/step-00000100/<attempt>/<rank>.distcp   raw little-endian tensor bytes, one file a rank
-    <root>/step-00000100/<attempt>/index.json      which chunk of which tensor lies where
-    <root>/step-00000100/manifest.json             written last; readers trust nothing else
+    <root>/owner.json                                {attempt, fencing_token}: who may write
+    <root>/step-00000100/<attempt>/<rank>-<n>.distcp raw little-endian tensor bytes, a few objects a rank
+    <root>/step-00000100/<attempt>/index.json        which chunk of which tensor lies where
+    <root>/step-00000100/manifest.json               written last; readers trust nothing else
 
 What no manifest names is garbage of an attempt that did not get to its end.
+
+Formats: 1 has one object a rank and tensors of any size in one chunk; 2 has objects of at most about 64 MiB, so that
+they can be written at once and each be sent again alone, and tells when it was saved.
 """
 
 from __future__ import annotations
@@ -13,11 +16,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 from penstock_trainer.contract.fields import canonical_json, parse_json, require, require_version
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Of what is written."""
+OLDEST_FORMAT = 1
+"""That is read."""
 _STEP_DIR = re.compile(r"step-(\d{8,})$")
 
 
@@ -34,6 +41,11 @@ class CheckpointObject:
     """Base64 of the big-endian CRC32C, as Cloud Storage reports it."""
     sha256: str
     """Hex."""
+
+    def __post_init__(self) -> None:
+        path = PurePosixPath(self.name)
+        inside = bool(self.name) and not path.is_absolute() and ".." not in path.parts
+        require(inside, "name", self.name, "a path under the directory of its manifest")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +85,8 @@ class Manifest:
     index: str
     """Name of the index object among `objects`."""
     objects: tuple[CheckpointObject, ...]
+    saved_at: float = 0.0
+    """Seconds since the epoch when it was committed, by the clock of the primary; 0 in format 1."""
 
     def __post_init__(self) -> None:
         require_version(
@@ -80,10 +94,16 @@ class Manifest:
             FORMAT_VERSION,
             "checkpoint",
             "use a penstock that is at least as new as the one that wrote it",
+            oldest=OLDEST_FORMAT,
         )
         names = [entry.name for entry in self.objects]
         require(self.index in names, "index", self.index, "one of the objects")
         require(len(set(names)) == len(names), "objects", names, "named once each")
+
+    @property
+    def size(self) -> int:
+        """Bytes of all objects."""
+        return sum(entry.size for entry in self.objects)
 
     def to_json(self) -> str:
         """Canonical JSON."""

@@ -46,11 +46,15 @@ def require(condition: bool, path: str, given: object, allowed: str) -> None:
         raise FieldValueError(path, given, allowed)
 
 
-def require_version(given: int, known: int, what: str, remedy: str) -> None:
-    """Raise ContractError unless a manifest of the kind `what` has the one format version that is known here."""
-    if given != known:
+def require_version(given: int, known: int, what: str, remedy: str, *, oldest: int | None = None) -> None:
+    """Raise ContractError unless a manifest of the kind `what` has a format version that is known here.
+
+    Those are `oldest` to `known`, or `known` alone.
+    """
+    if not (known if oldest is None else oldest) <= given <= known:
+        reads = str(known) if oldest in (None, known) else f"{oldest} to {known}"
         raise ContractError(
-            f"{what} format {given} is not known here (this version reads {known}); {remedy}."
+            f"{what} format {given} is not known here (this version reads {reads}); {remedy}."
         )
 
 

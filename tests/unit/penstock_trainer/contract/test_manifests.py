@@ -81,7 +81,7 @@ def test_a_checkpoint_manifest_comes_back() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format_version": 2}, "checkpoint format 2 is not known here"),
+        ({"format_version": 3}, "checkpoint format 3 is not known here"),
         ({"index": "other"}, "one of the objects"),
         ({"tokenizer_sha256": None}, "tokenizer_sha256 = None is not valid: it must be a string"),
         ({"stap": 1}, "Did you mean 'step'"),
@@ -155,4 +155,4 @@ def test_manifests_of_another_version_are_refused(
 ) -> None:
     assert kind.from_json(text).to_json() == text
     with pytest.raises(ContractError, match=r"format 2 is not known here \(this version reads 1\); "):
-        kind.from_json(json.dumps(json.loads(text) | {"format_version": 2}))
+        kind.from_json(json.dumps(json.loads(text) | {"format_version": 99}))
