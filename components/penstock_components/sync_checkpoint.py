@@ -17,6 +17,8 @@ def sync_checkpoint(image: str) -> Any:
         model: dsl.Output[dsl.Model],
         checkpoint: dsl.Output[dsl.Artifact],
         model_uri: dsl.OutputPath(str),  # type: ignore[valid-type]  # kfp reads the call
+        destination: str = "",
+        run_name: str = "",
     ) -> dsl.ContainerSpec:
         """Copy the exported model and the newest complete checkpoint of a training job, verified.
 
@@ -26,6 +28,9 @@ def sync_checkpoint(image: str) -> Any:
             model: The export: safetensors, Hugging Face config, tokenizer, metrics and manifest.
             checkpoint: A checkpoint root with one step, which a later run can resume from.
             model_uri: URI of the model, as a string.
+            destination: gs:// directory in a second bucket or region that gets a copy of both besides the artifacts, as
+                `checkpoints/` and `model/`. Empty: none.
+            run_name: Directory below the destination, so that runs do not overwrite each other's.
         """
         return launcher_spec(image, "sync_checkpoint")
 

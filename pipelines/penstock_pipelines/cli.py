@@ -9,6 +9,7 @@ import click
 
 from penstock_pipelines.errors import PenstockError, ServiceError
 from penstock_pipelines.verbs.authoring import check, compile_
+from penstock_pipelines.verbs.checkpoints import checkpoints
 from penstock_pipelines.verbs.planning import plan
 from penstock_pipelines.verbs.processes import EXIT_INTERRUPTED
 from penstock_pipelines.verbs.runs import logs, run, status, submit
@@ -53,7 +54,7 @@ def main(context: click.Context, settings_file: Path | None) -> None:
     context.obj = settings_file
 
 
-for verb in (compile_, check, plan, run, submit, status, logs, schedule, local):
+for verb in (compile_, check, plan, run, submit, status, logs, schedule, checkpoints, local):
     main.add_command(verb)
 
 

@@ -22,7 +22,7 @@ _POLL_SECONDS = 1.0
 _LOG_SECONDS = 2.0
 """Cloud Logging's reading quota is small, and shared by everybody who looks at the project."""
 _LONGEST_LOG_SECONDS = 60.0
-_FINAL = ("SUCCEEDED", "FAILED", "CANCELLED")
+FINAL_STATES = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Follower:
         while True:
             self.refresh()
             display.update(self.view)
-            if self.view.state in _FINAL:
+            if self.view.state in FINAL_STATES:
                 return self.view
             time.sleep(_POLL_SECONDS)
 
@@ -104,7 +104,7 @@ class Follower:
             # The task of the whole pipeline, groups and loops have no container.
             if detail.executor_detail.container_detail.main_job or _state_name(detail.state) == "SKIPPED":
                 self._update_task(detail)
-        if ended in _FINAL or time.monotonic() >= self._next_log_read:
+        if ended in FINAL_STATES or time.monotonic() >= self._next_log_read:
             self._read_logs()
         # Set last: whoever sees the final state sees everything that led to it.
         self.view.state, self.view.error = ended, resource.error.message

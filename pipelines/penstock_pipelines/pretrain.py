@@ -60,6 +60,7 @@ def build_pipeline(images: Images, recipe: Recipe, *, location: str) -> Any:
         resume_from: str = config.checkpoint.resume_from,
         min_improvement_over_unigram: float = recipe.min_improvement_over_unigram,
         min_improvement_over_champion: float = 0.0,
+        sync_to: str = "",
         service_account: str = "",
     ) -> None:
         """Train a decoder on the text at `source_uri` and register it if it passes the gate.
@@ -74,6 +75,8 @@ def build_pipeline(images: Images, recipe: Recipe, *, location: str) -> Any:
             resume_from: Checkpoint root of an earlier run to continue from. Empty: start anew.
             min_improvement_over_unigram: Share by which bits per byte must be below the unigram baseline's.
             min_improvement_over_champion: Share by which bits per byte must be below the champion's, and more.
+            sync_to: gs:// directory in another bucket or region that gets a copy of the export and the last checkpoint, below
+                the run's name. Empty: none.
             service_account: Account that training runs as. Empty: the service's default.
         """
         # Given here although they are the components' defaults: that placeholders in constants of a pipeline are
@@ -108,7 +111,10 @@ def build_pipeline(images: Images, recipe: Recipe, *, location: str) -> Any:
                 service_account=service_account,
             ).set_display_name("train")
             synced = sync_op(
-                gcp_resources=trained.outputs["gcp_resources"], train_directory=TRAIN_DIRECTORY
+                gcp_resources=trained.outputs["gcp_resources"],
+                train_directory=TRAIN_DIRECTORY,
+                destination=sync_to,
+                run_name=dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
             ).set_caching_options(False)
             scored = evaluate_op(
                 model=synced.outputs["model"], dataset_uri=staged.outputs["uri"], model_id=model_id, **place

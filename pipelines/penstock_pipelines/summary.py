@@ -1,4 +1,4 @@
-"""What a run came to: tasks, losses, scores, verdict, registered model, reducers, report."""
+"""What a run came to: tasks, losses, scores, verdict, registered model, reducers, report, goodput."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from penstock_components.jobs.program import strategy_of
 from penstock_components.jobs.reader import read
 from penstock_components.jobs.reducer_sizing import POOL_INDEX, sizing
 from penstock_components.jobs.reduction_server import advice
-from penstock_pipelines.follow import Follower, failed_replica
+from penstock_pipelines.follow import FINAL_STATES, Follower, failed_replica
+from penstock_pipelines.goodput import print_goodput
 from penstock_trainer.storage import StorageError, storage_for
 
 
@@ -28,14 +29,18 @@ def print_summary(console: Console, follower: Follower, *, report_dir: Path) -> 
     console.print(tasks)
     facts = Table.grid(padding=(0, 2))
     custom_job = follower.custom_job()
-    for name, value in _facts(follower, custom_job, report_dir):
+    spec = _spec_of(custom_job) if custom_job is not None else CustomJobSpec()
+    for name, value in _facts(follower, custom_job, spec, report_dir):
         facts.add_row(name, value)
     console.print(facts)
+    print_goodput(console, spec, is_over=view.state in FINAL_STATES)
     if view.state == "FAILED":
         _print_failure(console, follower, custom_job)
 
 
-def _facts(follower: Follower, custom_job: Any | None, report_dir: Path) -> Iterator[tuple[str, str]]:
+def _facts(
+    follower: Follower, custom_job: Any | None, spec: CustomJobSpec, report_dir: Path
+) -> Iterator[tuple[str, str]]:
     first, last = follower.view.first_step, follower.view.last_step
     if first is not None and last is not None:
         yield (
@@ -52,7 +57,7 @@ def _facts(follower: Follower, custom_job: Any | None, report_dir: Path) -> Iter
     if registered:
         yield "registered", f"{registered['resource_name']}  aliases {registered['aliases']}"
     if custom_job is not None:
-        yield from _reducers(follower, custom_job)
+        yield from _reducers(follower, custom_job, spec)
     if scores:
         yield "report", _fetch_report(scores["report"]["uri"], report_dir / f"{follower.view.run_id}.html")
 
@@ -74,10 +79,13 @@ def _verdict(outputs: dict[str, Any]) -> str:
     return f"{registered}, {decision}: " + " ".join(outputs["verdict"]["reasons"])
 
 
-def _reducers(follower: Follower, custom_job: Any) -> Iterator[tuple[str, str]]:
-    """What the Reduction Server pool would bring at this size, and what its first replica says of itself."""
+def _spec_of(custom_job: Any) -> CustomJobSpec:
     told = type(custom_job).to_dict(custom_job, always_print_fields_with_no_presence=False)
-    spec = read(CustomJob, told, case="snake").message.job_spec or CustomJobSpec()
+    return read(CustomJob, told, case="snake").message.job_spec or CustomJobSpec()
+
+
+def _reducers(follower: Follower, custom_job: Any, spec: CustomJobSpec) -> Iterator[tuple[str, str]]:
+    """What the Reduction Server pool would bring at this size, and what its first replica says of itself."""
     if len(spec.worker_pool_specs) <= POOL_INDEX:
         return
     yield "reducers", _reducer_advice(spec)

@@ -35,7 +35,7 @@ from penstock_trainer.data.shards import read_manifest
 from penstock_trainer.data.token_windows import TokenWindows
 from penstock_trainer.model.decoder import Decoder
 from penstock_trainer.model.hugging_face import hf_config
-from penstock_trainer.preemption import Answer, Preemption
+from penstock_trainer.preemption import Preemption
 from penstock_trainer.storage import join, path_of
 from penstock_trainer.trainer import Trainer
 from penstock_trainer.world import World
@@ -93,9 +93,11 @@ class _AtBoundary(Preemption):
         super().__init__()
         self._step_done = step_done
 
-    def ask(self, control: torch.distributed.ProcessGroup) -> Answer:
+    @property
+    def is_told(self) -> bool:
+        """See Preemption.is_told."""
         self._step_done()
-        return super().ask(control)
+        return super().is_told
 
 
 def ours(setting: Setting, world: World, strategy: Strategy) -> Arm:

@@ -120,8 +120,8 @@ def kill_rank_1_once() -> None:
 
 def replaced_and_killed() -> None:
     """A successor takes the checkpoint root over, and then rank 1 is lost."""
-    from penstock_trainer.contract.config import parse_args
     from penstock_trainer.checkpoints.ownership import take_ownership
+    from penstock_trainer.contract.config import parse_args
     from penstock_trainer.storage import storage_for
 
     root_uri = parse_args(sys.argv[1:]).checkpoint.root_uri("")
@@ -195,6 +195,20 @@ def save_on_sigterm() -> None:
     """Leaves on SIGTERM with state saved. The helper is what a data loader would have started."""
 
     def save(_number: int, _frame: object) -> None:
+        report("preempted", step=7)
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, save)
+    _wait()
+
+
+def save_until_the_second_sigterm() -> None:
+    """As a script that leaves the second SIGTERM to the system, so that an impatient person can end it."""
+
+    def save(_number: int, _frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        say("saving")
+        time.sleep(1.0)
         report("preempted", step=7)
         os._exit(0)
 

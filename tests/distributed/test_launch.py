@@ -135,6 +135,33 @@ def test_a_wish_to_stop_reaches_every_rank_and_saved_state_is_retryable(root_uri
         assert_gone(pids)
 
 
+def test_a_second_wish_to_stop_changes_nothing(root_uri: str) -> None:
+    with ChildProcess(launcher(root_uri), ranks("save_until_the_second_sigterm")) as node:
+        waiting_pids(node, count=1)
+        node.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while "saving" not in node.stdout:
+            assert time.monotonic() < deadline, node.stderr
+            time.sleep(0.05)
+        node.send_signal(signal.SIGTERM)
+        assert node.wait(TIMEOUT_SECONDS) == 134
+        assert "was preempted at step 7" in node.stderr
+
+
+def test_a_wish_to_stop_finds_ranks_that_have_only_just_been_started(root_uri: str) -> None:
+    """They have nothing to save and no handler yet: the signal ends them, and nobody starts them again."""
+    with ChildProcess(launcher(root_uri, processes_per_node=2), ranks("reduce")) as node:
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while "started ranks" not in node.stderr:
+            assert time.monotonic() < deadline, node.stderr
+            time.sleep(0.01)
+        node.send_signal(signal.SIGTERM)
+        assert node.wait(TIMEOUT_SECONDS) == 134
+        assert "died by signal 15" in node.stderr
+        assert "restart 1 of" not in node.stderr
+        assert "seen" not in node.stdout
+
+
 def test_a_rank_that_ignores_the_signal_is_killed_after_the_grace(root_uri: str) -> None:
     with ChildProcess(launcher(root_uri), ranks("ignore_sigterm")) as node:
         pids = waiting_pids(node, count=1)

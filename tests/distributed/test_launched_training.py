@@ -31,6 +31,6 @@ def test_two_nodes_train_export_and_share_the_launchers_attempt(tmp_path: Path) 
     owner = Owner.from_json(storage.read(owner_uri(root_uri)))
     manifest = Manifest.from_json(storage.read(manifest_uri(root_uri, config.steps)))
     assert (manifest.attempt, manifest.fencing_token, manifest.world_size) == (owner.attempt, 1, 2)
-    assert {Path(entry.name).name for entry in manifest.objects} == {"0.distcp", "1.distcp", "index.json"}
+    assert {Path(entry.name).name for entry in manifest.objects} == {"0-0.distcp", "1-0.distcp", "index.json"}
     exported = ExportManifest.from_json(storage.read(f"{model_uri}/manifest.json"))
     assert (exported.attempt, exported.step) == (owner.attempt, config.steps)

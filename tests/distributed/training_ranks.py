@@ -11,10 +11,8 @@ import os
 import sys
 from dataclasses import replace
 
-import torch.distributed as dist
-
 from penstock_trainer.contract.config import parse_args
-from penstock_trainer.preemption import Answer, Preemption
+from penstock_trainer.preemption import Preemption
 from penstock_trainer.rank_env import RankEnv
 from penstock_trainer.trainer import Trainer
 from penstock_trainer.world import World
@@ -30,10 +28,11 @@ class Dropping(Preemption):
     trainer: Trainer
     drop_out_at: int | None = None
 
-    def ask(self, control: dist.ProcessGroup) -> Answer:
+    @property
+    def is_told(self) -> bool:
         if self.trainer.progress.step == self.drop_out_at:
             raise DropOut
-        return super().ask(control)
+        return super().is_told
 
 
 def main() -> None:

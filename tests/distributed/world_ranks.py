@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 
+from penstock_trainer import agreement
 from penstock_trainer.preemption import Preemption
 from penstock_trainer.rank_env import RankEnv
 from penstock_trainer.world import World
@@ -35,10 +36,10 @@ def main() -> None:
             "primary": caught(lambda: world.from_primary(lambda: fail(ValueError("no\nsecond line")))),
             "node": caught(lambda: world.once_per_node(lambda: fail(OSError("disk full")))),
         }
-        stops = [preemption.ask(world.control).wait()]
+        stops = [agreement.ask(world.control, preemption.is_told, False).wait()]
         if env.rank == 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        stops.append(preemption.ask(world.control).wait())
+        stops.append(agreement.ask(world.control, preemption.is_told, env.rank == 0).wait())
         sys.stdout.write(json.dumps({**seen, "stops": stops}))
 
 

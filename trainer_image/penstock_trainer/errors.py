@@ -68,3 +68,8 @@ class TuningError(TrainerError):
 
 class PeerError(TrainerError):
     """Another rank failed at work that it did for this one too."""
+
+    def __init__(self, message: str, *, is_transient: bool = False) -> None:
+        """`is_transient`: what it failed with may go well another time."""
+        super().__init__(message)
+        self.is_transient = is_transient

@@ -18,7 +18,7 @@ import safetensors.torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from penstock_trainer.checkpoint_io import write_object
+from penstock_trainer.checkpoints.commit import write_object
 from penstock_trainer.checkpoints.ownership import replace_as_owner
 from penstock_trainer.contract.checkpoint import CheckpointObject
 from penstock_trainer.contract.config import ModelConfig

@@ -17,6 +17,10 @@ reaches the next, because gloo and NCCL take the addresses of dead peers for the
 attempt, whose name is the prefix of their keys in the launchers' store, and a script gets another MASTER_PORT, where its
 rank 0 opens a new store. Not restarted in place: a failure that our trainer reported itself, a job that was told to
 stop, and one that lost a node.
+
+Hangs. The ranks of our trainer beat (see heartbeat). One that is silent for longer than its collectives may take writes
+its tracebacks and is killed; then it is a lost rank like any other. Nothing is known of a script, so it may be silent
+for as long as it likes.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ if TYPE_CHECKING:
 from penstock_trainer.checkpoints.ownership import check_ownership, take_ownership
 from penstock_trainer.cluster import Cluster
 from penstock_trainer.contract.checkpoint import Owner
-from penstock_trainer.contract.config import parse_args
+from penstock_trainer.contract.config import JobConfig, parse_args
 from penstock_trainer.outcome import RankEnd, Verdict, mends_in_place
 from penstock_trainer.ranks import Ranks
 from penstock_trainer.rendezvous import Listener, Plan, Rendezvous, listen, reserved_port
@@ -49,6 +53,11 @@ from penstock_trainer.storage import storage_for
 from penstock_trainer.watch import Signals, Timing, Watch
 
 logger = logging.getLogger(__name__)
+
+_AFTER_COLLECTIVES_SECONDS = 30.0
+"""Between the timeout of the ranks' collectives and taking a silent rank for hung."""
+_MEMORY = Path("/dev/shm")  # noqa: S108  # a directory of its own is made in it
+"""Where files are memory only: a heartbeat that had to wait for a disk would hold a step up."""
 
 
 class LaunchError(Exception):
@@ -62,7 +71,7 @@ class Program:
     argv: tuple[str, ...]
     local_world_size: int
     reports: bool
-    """Whether ranks write PENSTOCK_RESULT_FILE."""
+    """Whether ranks write PENSTOCK_RESULT_FILE, and beat in PENSTOCK_HEARTBEAT_FILE."""
     max_restarts: int
     """The primary's counts, for all nodes."""
     mint: Callable[[Listener, int], Mapping[str, str]]
@@ -123,7 +132,15 @@ def launch_trainer(
         max_restarts=config.max_restarts,
         mint=mint,
     )
-    return _launch(program, cluster, environ, timing or Timing())
+    return _launch(program, cluster, environ, timing or trainer_timing(config))
+
+
+def trainer_timing(config: JobConfig) -> Timing:
+    """What the ranks of a run are given: time to save, and to fail by their own collectives' timeouts, which say more."""
+    return Timing(
+        save_seconds=config.checkpoint.preemption_seconds,
+        hung_seconds=config.engine.timeout_seconds + _AFTER_COLLECTIVES_SECONDS,
+    )
 
 
 def launch_script(
@@ -284,9 +301,9 @@ class _Node:
         """Start the ranks of a round, and end what is left of those before."""
         self._round.close()
         self._plan = plan
-        directory = Path(self._round.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
+        reports, beats = self._directory(), self._directory(_MEMORY if os.access(_MEMORY, os.W_OK) else None)
         self._ranks = self._round.enter_context(Ranks(self._signals.queue))
-        _start_ranks(self._ranks, self._program, plan, self._cluster, self._environ, directory)
+        _start_ranks(self._ranks, self._program, plan, self._cluster, self._environ, reports, beats)
         self._sync = self._program.sync() if self._program.sync else None
         if self._sync:
             self._sync.start()
@@ -305,6 +322,11 @@ class _Node:
             self._signals.repeat()
             self.start(plan)
 
+    def _directory(self, parent: Path | None = None) -> Path:
+        """That lives as long as the round."""
+        made = tempfile.TemporaryDirectory(prefix="penstock-", dir=parent)
+        return Path(self._round.enter_context(made))
+
     def __enter__(self) -> Self:
         return self
 
@@ -320,8 +342,10 @@ def _start_ranks(
     plan: Plan,
     cluster: Cluster,
     environ: Mapping[str, str],
-    directory: Path,
+    reports: Path,
+    beats: Path,
 ) -> None:
+    """`reports` and `beats` are empty directories for the files of ranks that report."""
     # A script's own env:// must not take us for torchrun, whatever this process inherited.
     inherited = {name: value for name, value in environ.items() if not name.startswith("TORCHELASTIC_")}
     first = plan.first_rank(cluster.node_rank)
@@ -331,7 +355,6 @@ def _start_ranks(
     shared = {"OMP_NUM_THREADS": threads} if num_ranks > 1 else {}
     for local_rank in range(num_ranks):
         rank = first + local_rank
-        result_file = directory / f"rank-{rank}.json" if program.reports else None
         env = {
             **shared,
             # The last lines of a rank that is killed must not stay in its buffer.
@@ -345,9 +368,12 @@ def _start_ranks(
             "GROUP_RANK": str(cluster.node_rank),
             "PENSTOCK_RESTART": str(plan.restart),
         }
-        if result_file:
+        result_file = heartbeat_file = None
+        if program.reports:
+            result_file, heartbeat_file = reports / f"rank-{rank}.json", beats / f"rank-{rank}"
             env["PENSTOCK_RESULT_FILE"] = str(result_file)
-        ranks.start(rank, program.argv, env, result_file)
+            env["PENSTOCK_HEARTBEAT_FILE"] = str(heartbeat_file)
+        ranks.start(rank, program.argv, env, result_file, heartbeat_file)
     logger.info(
         "node %d of %d (%s) started ranks %d to %d of %d",
         cluster.node_rank,

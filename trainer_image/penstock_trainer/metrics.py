@@ -53,35 +53,42 @@ class MetricsLog:
             attempt=owner.attempt, fencing_token=owner.fencing_token, resumed_from=resumed_from
         )
         self._pending: list[Measurement] = []
+        self.recorded = 0
+        """How much of this attempt's was recorded: a place in it, for `upload`."""
+        self._uploaded = 0
 
     def record(self, event: Measurement) -> None:
         """Print what was measured and keep it for the next segment."""
         sys.stdout.write(event.to_line() + "\n")
         sys.stdout.flush()
         self._pending.append(event)
+        self.recorded += 1
 
     def roll_back(self, step: int) -> None:
-        """The run goes back to this step's checkpoint: what was recorded after it is undone."""
+        """The run goes back to this step's checkpoint: what was recorded after it is undone. Not while `upload` runs."""
         self._pending = [event for event in self._pending if event.step <= step]
+        self.recorded = self._uploaded + len(self._pending)
 
-    def upload(self) -> None:
-        """Store what was recorded since the last call.
+    def upload(self, until: int) -> None:
+        """Store what was recorded since the last call, until the place `until`; another thread may record more meanwhile.
 
         To be called before the checkpoint is committed: of an attempt that is cut off in between, the steps are
         measured again, whereas after the commit they would be lost. Blocks on storage; raises StorageError, and what
         was recorded is then kept for the next call.
         """
-        if not self._pending:
+        due = self._pending[: until - self._uploaded]
+        if not due:
             return
-        name = f"{self._header.attempt}-{self._pending[0].step:08d}.jsonl"
+        name = f"{self._header.attempt}-{due[0].step:08d}.jsonl"
         header = f"{canonical_json(self._header)}\n".encode()
         self._storage.write(
             join(self._root_uri, "metrics", name),
-            header + measurements_to_jsonl(self._pending),
+            header + measurements_to_jsonl(due),
             if_generation_match=0,
             content_type="application/x-ndjson",
         )
-        self._pending.clear()
+        del self._pending[: len(due)]
+        self._uploaded = until
 
     def joined(self) -> bytes:
         """What the whole run measured as JSON lines, from the segments of all attempts. Blocks on storage.

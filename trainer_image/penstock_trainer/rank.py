@@ -27,7 +27,7 @@ from penstock_trainer.outcome import RETRYABLE, Outcome
 from penstock_trainer.preemption import Preemption
 from penstock_trainer.rank_env import RankEnv
 from penstock_trainer.trainer import Trainer
-from penstock_trainer.world import World, first_line, is_lost_peer
+from penstock_trainer.world import World, first_line, is_transient
 
 logger = logging.getLogger("penstock_trainer.rank")  # also when run as __main__
 
@@ -45,9 +45,9 @@ class End:
 
     @classmethod
     def of(cls, error: Exception, *, step: int = 0) -> Self:
-        """The end that an error is: another try can help when a peer was lost, and not otherwise."""
+        """The end that an error is: another try can help when a peer was lost or storage was, and not otherwise."""
         return cls(
-            outcome="retryable" if is_lost_peer(error) else "failed",
+            outcome="retryable" if is_transient(error) else "failed",
             step=step,
             error=first_line(error),
             traceback="".join(traceback.format_exception(error)),
@@ -63,7 +63,8 @@ def run_rank(argv: Sequence[str], env: RankEnv) -> int:
     """Train as one rank and return the exit code, having reported how it ended. Blocks until the run is over."""
     end: End | None = None
     try:
-        config, preemption = parse_args(argv), Preemption()
+        config = parse_args(argv)
+        preemption = Preemption(budget_seconds=config.checkpoint.preemption_seconds)
         remember(config.observe.flight_records, os.environ)
         with preemption.watch(), World.join(env, timeout_seconds=config.engine.timeout_seconds) as world:
             record = _flight_record(config, env)

@@ -30,6 +30,8 @@ class RankEnv:
     """The attempt that our launcher minted. None under any other launcher: then rank 0 takes ownership itself."""
     result_file: Path | None = None
     """Where the launcher reads how the rank ended."""
+    heartbeat_file: Path | None = None
+    """Where the launcher looks for signs of life of the rank. None: nobody does."""
     checkpoint_dir: str = ""
     """AIP_CHECKPOINT_DIR, which Vertex sets from base_output_directory."""
     model_dir: str = ""
@@ -46,6 +48,7 @@ class RankEnv:
         """The environment of torchrun or of our launcher; without WORLD_SIZE, a single process."""
         attempt = environ.get("PENSTOCK_ATTEMPT")
         result_file = environ.get("PENSTOCK_RESULT_FILE")
+        heartbeat_file = environ.get("PENSTOCK_HEARTBEAT_FILE")
         threads = environ.get("OMP_NUM_THREADS")
         grouped = "WORLD_SIZE" in environ
         return cls(
@@ -60,6 +63,7 @@ class RankEnv:
             if attempt
             else None,
             result_file=Path(result_file) if result_file else None,
+            heartbeat_file=Path(heartbeat_file) if heartbeat_file else None,
             checkpoint_dir=environ.get("AIP_CHECKPOINT_DIR", ""),
             model_dir=environ.get("AIP_MODEL_DIR", ""),
             tensorboard_dir=environ.get("AIP_TENSORBOARD_LOG_DIR", ""),

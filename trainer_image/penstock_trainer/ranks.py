@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -18,8 +18,9 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Self
 
+from penstock_trainer.heartbeat import TRACEBACK_SIGNAL, read_pulse
 from penstock_trainer.observe.structured_logs import structured
-from penstock_trainer.outcome import RankEnd, read_end
+from penstock_trainer.outcome import RankEnd, Silence, ThreadState, read_end
 
 _SHIM = str(Path(__file__).with_name("die_with_parent.py"))
 # A process that left the rank's group keeps its pipe open; its output is not waited for longer than this.
@@ -36,14 +37,17 @@ class RankProcess:
         env: Mapping[str, str],
         *,
         result_file: Path | None,
+        heartbeat_file: Path | None,
         on_end: Callable[[RankEnd], None],
     ) -> None:
         self.rank = rank
         self._result_file = result_file
+        self._heartbeat_file = heartbeat_file
         self._on_end = on_end
         self._lock = threading.Lock()
         self._ended = False
         self._stopped = False
+        self._silence: Silence | None = None
         # Rank 0's lines are the job's; the others' are marked on their way through a pipe.
         output = None if rank == 0 else subprocess.PIPE
         self._process = subprocess.Popen(
@@ -79,6 +83,22 @@ class RankProcess:
                 self._stopped = True
                 os.killpg(self._process.pid, signal.SIGKILL)
 
+    def last_heard(self) -> Silence | None:
+        """What was last heard of the rank; None before it has beaten, once it ended, and if it was given up."""
+        with self._lock:
+            if self._ended or self._silence or self._heartbeat_file is None:
+                return None
+            pulse = read_pulse(self._heartbeat_file)
+            if pulse is None:
+                return None
+            since = time.time() - pulse.age_seconds
+            return Silence(pulse=pulse, main_thread=_thread_state(self._process.pid), since=since)
+
+    def give_up(self, silence: Silence) -> None:
+        """Have the rank write its tracebacks, if it still can; its end will be told as this silence. Kills nothing."""
+        self._silence = silence
+        self.signal(TRACEBACK_SIGNAL)
+
     def join(self) -> None:
         """Block until the end has been reported to `on_end`."""
         self._watcher.join()
@@ -95,7 +115,14 @@ class RankProcess:
         for reader in self._readers:
             reader.join(_OUTPUT_DRAIN_SECONDS)
         self._on_end(
-            read_end(self.rank, returncode, self._result_file, stopped=self._stopped, ended_at=ended_at)
+            read_end(
+                self.rank,
+                returncode,
+                self._result_file,
+                stopped=self._stopped,
+                ended_at=ended_at,
+                silence=self._silence,
+            )
         )
 
 
@@ -106,12 +133,31 @@ class Ranks:
         self._events = events
         self._processes: list[RankProcess] = []
 
-    def start(self, rank: int, argv: Sequence[str], env: Mapping[str, str], result_file: Path | None) -> None:
+    def start(
+        self,
+        rank: int,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        result_file: Path | None,
+        heartbeat_file: Path | None = None,
+    ) -> None:
         """Start one rank; its RankEnd will be put into the queue of events."""
-        self._processes.append(RankProcess(rank, argv, env, result_file=result_file, on_end=self._events.put))
+        self._processes.append(
+            RankProcess(
+                rank,
+                argv,
+                env,
+                result_file=result_file,
+                heartbeat_file=heartbeat_file,
+                on_end=self._events.put,
+            )
+        )
 
     def __len__(self) -> int:
         return len(self._processes)
+
+    def __iter__(self) -> Iterator[RankProcess]:
+        return iter(self._processes)
 
     def signal(self, number: int) -> None:
         """Send a signal to every rank that is left."""
@@ -132,6 +178,13 @@ class Ranks:
         self.kill()
         for process in self._processes:
             process.join()
+
+
+def _thread_state(pid: int) -> ThreadState:
+    """Of the main thread of a process that has not been reaped: man 5 proc, the letter after the name in its stat."""
+    letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    states: dict[str, ThreadState] = {"T": "stopped", "t": "stopped", "R": "running"}
+    return states.get(letter, "waiting")
 
 
 def _copy_lines(rank: int, source: IO[bytes], target: IO[str]) -> None:

@@ -10,8 +10,11 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from penstock_trainer.checkpoint import Checkpointer, Progress, Snapshot
+from penstock_trainer import agreement
+from penstock_trainer.checkpoints.checkpointer import Checkpointer
 from penstock_trainer.checkpoints.ownership import take_ownership
+from penstock_trainer.checkpoints.progress import Progress
+from penstock_trainer.checkpoints.restore import Restorer
 from penstock_trainer.contract.checkpoint import CheckpointObject, Owner, step_dir_uri
 from penstock_trainer.contract.config import JobConfig
 from penstock_trainer.contract.events import EvaluationEvent
@@ -38,9 +41,15 @@ from penstock_trainer.outcome import Outcome
 from penstock_trainer.preemption import Preemption
 from penstock_trainer.storage import storage_for
 from penstock_trainer.tuning import TuningReport
-from penstock_trainer.world import World
+from penstock_trainer.world import World, is_lost_peer
 
 logger = logging.getLogger(__name__)
+
+_LEAVING_SECONDS = 2.0
+"""Of a preempted run's budget: to leave the process groups, and to be seen to have ended."""
+_WRITE_SECONDS = 60.0
+"""For a save under way, and for old checkpoints to be deleted, when the run ends."""
+_COMMIT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +58,8 @@ class Due:
 
     stop: bool
     """A rank was told to stop."""
+    fail: bool
+    """A rank can save no more."""
     log: bool
     evaluate: bool
     save: bool
@@ -75,10 +86,13 @@ class Trainer:
         objective = Objective(self.model, chunk_tokens=config.engine.loss_chunk_tokens)
         self.clock = clock_for(world.device, finds_waits=world.env.world_size > 1)
         self.engine = build_engine(objective, config, self.batch, world, self.clock)
-        self.checkpoints = Checkpointer(
-            *_owned_root(config, world), config, world, tokenizer_sha256=self.data.tokenizer_sha256
-        )
+        root_uri, owner = _owned_root(config, world)
+        sha256 = self.data.tokenizer_sha256
+        self.restorer = Restorer(root_uri, config, world, tokenizer_sha256=sha256)
         self.progress = self._restore() or Progress()
+        self.checkpoints = Checkpointer(
+            root_uri, owner, config, world, self.engine.state(), tokenizer_sha256=sha256
+        )
         self.guard = Guard(config.guard, scales_loss=config.engine.precision == "fp16", device=world.device)
         self.metrics = MetricsLog(
             storage_for(self.checkpoints.root_uri),
@@ -116,6 +130,17 @@ class Trainer:
         that cannot be used or a tokenizer that cannot be exported, OSError when a tuning trial cannot report, PeerError
         for an error of another rank, and RuntimeError of torch for a lost one.
         """
+        try:
+            with closing(self.observer):
+                outcome = self._fit()
+        except Exception as exc:
+            # What lost ranks have not written is not coming; a commit under way may still get to its end.
+            self.checkpoints.close(_COMMIT_SECONDS if is_lost_peer(exc) else _WRITE_SECONDS)
+            raise
+        self.checkpoints.close(_WRITE_SECONDS)
+        return outcome
+
+    def _fit(self) -> Outcome:
         loader = Loader(
             lambda first: self.data.samples.step(
                 first + self.world.env.rank * self.batch.per_rank, self.batch
@@ -124,15 +149,18 @@ class Trainer:
             ahead=self.config.data.prefetch_steps,
             device=self.world.device,
         )
-        with closing(self.observer), loader, collected_by_step():
+        with loader, collected_by_step():
             outcome = self._train(loader)
         if outcome == "done":
+            self.checkpoints.finish()
             self._export()
         return outcome
 
     def _train(self, loader: Loader) -> Outcome:
         while not self._is_over:
             due, rate = self._step(loader)
+            if due.fail:
+                self.checkpoints.raise_together()
             if not due.judgement:
                 continue
             judged = self.guard.judge()
@@ -143,17 +171,23 @@ class Trainer:
             if due.log:
                 self._log(judged, rate)
             is_best = due.evaluate and self._evaluate()
+            if due.stop and not self._is_over:
+                self._save_in_time()
+                return "preempted"
             if due.save or is_best or self._is_over:
                 self._save()
-            if due.stop and not self._is_over:
-                return "preempted"
         return "done"
 
     def _step(self, loader: Loader) -> tuple[Due, float]:
         """One optimizer step; what follows it, and its learning rate."""
         config = self.config
         self.observer.profile.begin_step(self.progress.step + 1)
-        answer = self.preemption.ask(self.world.control)
+        answer = agreement.ask(
+            self.world.control,
+            self.preemption.is_told,
+            self.checkpoints.is_busy,
+            self.checkpoints.has_failed,
+        )
         self._draw_anew()
         rate = learning_rate(config.optim, self.progress.step, config.steps, global_batch=config.global_batch)
         with self.clock.span("data"):
@@ -163,7 +197,7 @@ class Trainer:
         self.progress = self.progress.after(samples=config.global_batch, targets=targets)
         self.guard.saw(self.progress.step, result)
         collect_at(self.progress.step)
-        return self._due(is_told_to_stop=answer.wait()), rate
+        return self._due(*answer.wait()), rate
 
     def _draw_anew(self) -> None:
         """Random numbers (dropout) follow from step and rank, so a run that continues here draws the same."""
@@ -187,14 +221,19 @@ class Trainer:
             )
         return targets
 
-    def _due(self, *, is_told_to_stop: bool) -> Due:
+    def _due(self, is_told_to_stop: bool, is_busy_saving: bool, has_failed: bool) -> Due:
         config, step = self.config, self.progress.step
         is_last = step == config.steps
+        save = step % config.checkpoint.interval == 0
+        if save and is_busy_saving and config.checkpoint.when_busy == "skip" and not is_last:
+            logger.warning("step %d is not saved: the save before it is still under way", step)
+            save = False
         return Due(
             stop=is_told_to_stop,
+            fail=has_failed,
             log=is_last or step == 1 or step % config.log_interval == 0,
             evaluate=self.evaluation is not None and (is_last or step % config.evaluation.interval == 0),
-            save=is_last or is_told_to_stop or step % config.checkpoint.interval == 0,
+            save=is_last or is_told_to_stop or save,
         )
 
     @property
@@ -229,6 +268,7 @@ class Trainer:
     def _roll_back(self, reason: str) -> None:
         """Continue from the newest checkpoint with the data that follows what was seen. Collective."""
         seen = self.progress
+        self.checkpoints.finish()
         restored = self._restore()
         if restored is None:
             raise DivergedError(
@@ -251,16 +291,40 @@ class Trainer:
 
     def _save(self) -> None:
         with self.clock.span("checkpoint"):
-            self.world.from_primary(self._upload)
             average_buffers(self.model)
-            self.checkpoints.save(Snapshot(self.progress, self.engine.state()))
+            recorded = self.metrics.recorded
+            self.checkpoints.save(
+                self.progress, self.engine.state(), before_commit=lambda: self._upload(recorded)
+            )
 
-    def _upload(self) -> None:
-        self.metrics.upload()
+    def _save_in_time(self) -> None:
+        """The last save of a run that was told to stop, if it fits into what is left of the time. Collective."""
+        if not self.checkpoints.finish(self._seconds_left()):
+            logger.warning(
+                "the save under way did not end in time; the run will continue from the one before"
+            )
+            return
+        left, needed = self._seconds_left(), self.world.from_primary(lambda: self.checkpoints.last_seconds)
+        if needed > left:
+            logger.warning(
+                "step %d is not saved: that took %.1f s the last time, and %.1f s are left",
+                *(self.progress.step, needed, left),
+            )
+            return
+        self._save()
+        if not self.checkpoints.finish(self._seconds_left()):
+            logger.warning("the save of step %d did not end in time", self.progress.step)
+
+    def _seconds_left(self) -> float:
+        """Of the shortest budget of any rank. Collective."""
+        return max(0.0, min(self.world.gather(self.preemption.seconds_left)) - _LEAVING_SECONDS)
+
+    def _upload(self, recorded: int) -> None:
+        self.metrics.upload(recorded)
         self.observer.trackers.upload()
 
     def _restore(self) -> Progress | None:
-        progress = self.checkpoints.restore(self.engine.state())
+        progress = self.restorer.restore(self.engine.state())
         if progress is None:
             logger.info("no checkpoint: beginning at step 0")
         else:
@@ -294,7 +358,7 @@ class Trainer:
         best = self.progress.best
         if not self.config.evaluation.export_best or best is None or best.step == self.progress.step:
             return self.progress, step_dir_uri(self.checkpoints.root_uri, self.progress.step)
-        found = self.checkpoints.load(self.engine.state(), best.step)
+        found = self.restorer.load(self.engine.state(), best.step)
         self.engine.state_loaded()
         logger.info("exporting the best step, %d, and not the last, %d", best.step, self.progress.step)
         return found

@@ -7,7 +7,7 @@ import math
 import queue
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import FrameType, TracebackType
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 from penstock_trainer.cluster import Cluster
 from penstock_trainer.errors import FencedError
-from penstock_trainer.outcome import RETRYABLE, NodeEnd, RankEnd, Verdict, decide
-from penstock_trainer.ranks import Ranks
+from penstock_trainer.heartbeat import WATCHED
+from penstock_trainer.outcome import RETRYABLE, NodeEnd, RankEnd, Silence, Verdict, decide
+from penstock_trainer.ranks import RankProcess, Ranks
 from penstock_trainer.rendezvous import Plan, Rendezvous, RendezvousError
 from penstock_trainer.script_checkpoints import SyncLoop
 from penstock_trainer.storage import StorageError
@@ -32,6 +33,9 @@ Events = queue.SimpleQueue[RankEnd | int]
 Replan = Callable[[Sequence[RankEnd]], Plan | None]
 """The plan of another round after one that ended so, or None when none may follow. Blocks on storage and raises
 StorageError, and FencedError when the job belongs to another attempt by now."""
+
+_TRACEBACK_SECONDS = 1.0
+"""For a rank that hangs to write its tracebacks, before it is killed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +57,9 @@ class Timing:
     """For the other launchers to read the verdict before the primary takes the store away."""
     poll_seconds: float = 1.0
     """Between two looks at the store while ranks run; ten times as often when they have ended."""
+    hung_seconds: float = math.inf
+    """Without a sign of life of a rank that trains or evaluates, after which it is killed. Of no effect for ranks that
+    give none, as a script's."""
 
 
 class Signals:
@@ -111,6 +118,9 @@ class Watch:
         self._sync = sync
         self._ends: list[RankEnd] = []
         self._silent: list[int] = []
+        self._hung: dict[RankProcess, float] = {}
+        """Ranks that were given up, and when each is killed."""
+        self._listened_at = self._awake_since = time.monotonic()
         self._next_beat = 0.0
         self._failed = False
         self._told = False
@@ -129,6 +139,7 @@ class Watch:
         while True:
             with suppress(queue.Empty):
                 self._handle(events.get(timeout=self._timing.poll_seconds / (10 if self._ended else 1)))
+            self._listen()
             if time.monotonic() > self._kill_at:
                 self._ranks.kill()
             verdict = self._alone() if self._cut_off else self._confer()
@@ -137,14 +148,7 @@ class Watch:
 
     def _handle(self, event: RankEnd | int) -> None:
         if isinstance(event, int):
-            logger.info(
-                "%s: ranks have %.0f s to save", signal.Signals(event).name, self._timing.save_seconds
-            )
-            self._told_to_stop = True
-            # Ctrl-C asks for the same, and trainers know one signal for it.
-            self._ranks.signal(signal.SIGTERM)
-            self._hurry(self._timing.save_seconds)
-            self._leave_at = self._kill_at + self._timing.farewell_seconds
+            self._tell_to_stop(event)
             return
         self._ends.append(event)
         if event.outcome == "preempted":
@@ -152,6 +156,41 @@ class Watch:
         elif event.outcome != "done":
             self._failed = True
             self._hurry(self._timing.peer_seconds)
+
+    def _tell_to_stop(self, number: int) -> None:
+        """Once: a rank that saves may take a second SIGTERM for impatience, and its time is running already."""
+        if self._told_to_stop:
+            return
+        logger.info("%s: ranks have %.0f s to save", signal.Signals(number).name, self._timing.save_seconds)
+        self._told_to_stop = True
+        # Ctrl-C asks for the same, and trainers know one signal for it.
+        self._ranks.signal(signal.SIGTERM)
+        self._hurry(self._timing.save_seconds)
+        self._leave_at = self._kill_at + self._timing.farewell_seconds
+
+    def _listen(self) -> None:
+        """Give up ranks of which nothing is heard, and kill them when they have had the time for their tracebacks.
+
+        Their end is then like any other: it is told to the other nodes, whose ranks wait for them.
+        """
+        now = time.monotonic()
+        if now - self._listened_at > self._timing.hung_seconds / 2:
+            self._awake_since = now  # this launcher was held up, and its ranks may have been with it
+        self._listened_at = now
+        heard = {rank: silence for rank in self._ranks if (silence := rank.last_heard()) is not None}
+        hung = [rank for rank, silence in heard.items() if self._is_hung(silence, now)]
+        if hung:
+            _tell_silence(heard)
+        for rank in hung:
+            rank.give_up(heard[rank])
+            self._hung[rank] = now + _TRACEBACK_SECONDS
+        for rank, kill_at in self._hung.items():
+            if now > kill_at:
+                rank.kill()
+
+    def _is_hung(self, silence: Silence, now: float) -> bool:
+        seconds = min(silence.pulse.age_seconds, now - self._awake_since)
+        return silence.pulse.phase in WATCHED and seconds > self._timing.hung_seconds
 
     @property
     def _ended(self) -> bool:
@@ -249,3 +288,9 @@ class Watch:
             return verdict
         self._rendezvous.publish_plan(plan)  # first: the verdict sends launchers to read it
         return replace(verdict, restart=True)
+
+
+def _tell_silence(heard: Mapping[RankProcess, Silence]) -> None:
+    """Log what was last heard of every rank of this node, those that are behind first."""
+    told = sorted(heard.items(), key=lambda item: item[1].order)
+    logger.error("hung: %s", "; ".join(f"rank {process.rank}: {silence.told}" for process, silence in told))

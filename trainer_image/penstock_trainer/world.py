@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from penstock_trainer.errors import PeerError
 from penstock_trainer.rank_env import RankEnv
+from penstock_trainer.storage import StorageUnavailableError
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -33,6 +34,21 @@ _CONTROL_TIMEOUT = timedelta(hours=4)
 _LOST_PEER = re.compile(
     r"gloo/|connectFullMesh|Connection (reset|closed|refused)|Broken pipe|Timed out waiting|NCCL|Socket Timeout"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """An error of one rank, for the others."""
+
+    line: str
+    is_transient: bool
+
+    @classmethod
+    def of(cls, error: Exception) -> Self:
+        return cls(first_line(error), is_transient(error))
+
+    def seen_from_another(self, *, rank: int) -> PeerError:
+        return PeerError(f"rank {rank} failed: {self.line}", is_transient=self.is_transient)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +83,11 @@ class World:
             # A rank that ends without this can die of SIGABRT although its work is done.
             dist.destroy_process_group()
 
+    def own_store(self) -> Store:
+        """A connection of its own to the store that the ranks met at, for another thread. Not collective."""
+        store: Any = dist.distributed_c10d._get_default_store()
+        return cast("Store", store.clone())
+
     def from_primary(self, produce: Callable[[], T]) -> T:
         """What `produce` returns on rank 0, on every rank. Blocks until rank 0 has it.
 
@@ -78,13 +99,37 @@ class World:
             try:
                 told = [produce(), None]
             except Exception as exc:
-                error, told = exc, [None, first_line(exc)]
+                error, told = exc, [None, _Failure.of(exc)]
         dist.broadcast_object_list(told, src=0, group=self.control)
         if error is not None:
             raise error
         if told[1] is not None:
-            raise PeerError(f"rank 0 failed: {told[1]}")
+            raise told[1].seen_from_another(rank=0)
         return cast("T", told[0])
+
+    def decide(self, value: T, decide: Callable[[list[T]], list[T]]) -> T:
+        """What rank 0 decides for this rank from every rank's value, by rank. Blocks until it has decided.
+
+        An error of `decide` is raised as `from_primary` does. Values must be picklable; only rank 0 holds them all.
+        """
+        is_primary, ranks = self.env.is_primary, self.env.world_size
+        values: list[Any] = [None] * ranks
+        dist.gather_object(value, values if is_primary else None, dst=0, group=self.control)
+        answers: list[tuple[Any, _Failure | None]] = []
+        error: Exception | None = None
+        if is_primary:
+            try:
+                answers = [(decided, None) for decided in decide(values)]
+            except Exception as exc:
+                error, answers = exc, [(None, _Failure.of(exc))] * ranks
+        mine: list[Any] = [None]
+        dist.scatter_object_list(mine, answers if is_primary else None, src=0, group=self.control)
+        if error is not None:
+            raise error
+        decided, failure = mine[0]
+        if failure is not None:
+            raise failure.seen_from_another(rank=0)
+        return cast("T", decided)
 
     def once_per_node(self, work: Callable[[], None]) -> None:
         """Run `work` on local rank 0 of each node. Blocks until all have; an error anywhere is raised everywhere."""
@@ -94,12 +139,12 @@ class World:
                 work()
             except Exception as exc:
                 error = exc
-        failures = self.gather(first_line(error) if error else None)
+        failures = self.gather(_Failure.of(error) if error else None)
         if error is not None:
             raise error
         for rank, failure in enumerate(failures):
             if failure is not None:
-                raise PeerError(f"rank {rank} failed: {failure}")
+                raise failure.seen_from_another(rank=rank)
 
     def total(self, value: int) -> int:
         """The sum of every rank's value. Blocks for the slowest rank as long as a collective of the gradients' group may
@@ -115,6 +160,13 @@ class World:
         values: list[Any] = [None] * self.env.world_size
         dist.all_gather_object(values, value, group=self.control)
         return values
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether another try may go well where this one ended: a peer was lost, or storage did not answer, here or there."""
+    if isinstance(error, PeerError):
+        return error.is_transient
+    return isinstance(error, StorageUnavailableError) or is_lost_peer(error)
 
 
 def is_lost_peer(error: BaseException) -> bool:

@@ -61,6 +61,7 @@ def list_sources(source_uri: str) -> tuple[Source, ...]:
         infos = [info] if info is not None else []
     infos = [info for info in infos if not info.uri.endswith("/")]
     _require_some(source_uri, infos)
+    infos = [_with_checksum(info) for info in infos]
     return tuple(
         Source(uri=info.uri, generation=info.generation, size=info.size, crc32c=info.crc32c)
         for info in sorted(infos, key=lambda info: info.uri)
@@ -113,6 +114,14 @@ def _read_ahead(sources: Iterable[Source]) -> Iterator[Piece]:
                     yield oldest()
         while pending:
             yield oldest()
+
+
+def _with_checksum(info: ObjectInfo) -> ObjectInfo:
+    """A listing on disk has no checksums: there the file is read for it. Raises SourceError when it was removed."""
+    described = info if info.crc32c else storage_for(info.uri).stat(info.uri)
+    if described is None:
+        raise SourceError(f"{info.uri} was removed while it was listed. Run the task again.")
+    return described
 
 
 def _require_some(source_uri: str, infos: list[ObjectInfo]) -> None:

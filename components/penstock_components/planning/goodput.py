@@ -6,12 +6,15 @@
 
 To first order in tau/MTBF: an interruption comes at any moment of an interval and loses half of it on average (Young,
 "A first order approximation to the optimum checkpoint interval", 1974; as availability arXiv:2410.18124).
+What a run measures of itself is in the same words: penstock_trainer.contract.goodput.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+
+from penstock_trainer.contract.goodput import best_interval_seconds
 
 HOUR = 3600.0
 
@@ -41,7 +44,9 @@ class Interruptions:
 
     def best_interval_seconds(self, num_nodes: int) -> float:
         """Between two saves, for the highest goodput: tau*."""
-        return math.sqrt(2 * self.save_stall_seconds * self.mtbf_seconds(num_nodes))
+        return best_interval_seconds(
+            save_stall_seconds=self.save_stall_seconds, mtbf_seconds=self.mtbf_seconds(num_nodes)
+        )
 
     def goodput(self, num_nodes: int, interval_seconds: float) -> float:
         """Share of time that trains, 0 to 1; 0 for a job that is lost about as fast as it restarts."""

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from distributed.tiny_dataset import build_dataset
 from distributed.tiny_run import tiny_config
-from penstock_trainer.checkpoint import Progress
+from penstock_trainer.checkpoints.progress import Progress
 from penstock_trainer.contract.checkpoint import Best
 from penstock_trainer.contract.config import DataConfig, EvaluationConfig, JobConfig, ModelConfig
 from penstock_trainer.data.batch_plan import BatchPlan

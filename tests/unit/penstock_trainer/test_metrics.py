@@ -65,12 +65,12 @@ def test_segments_are_uploaded_once_and_joined(tmp_path: Path, capsys: pytest.Ca
     for step in (1, 2, 3):
         first.record(event(step, 1.0 / step))
         if step == 2:
-            first.upload()
-            first.upload()  # nothing new: no empty segment
-    first.upload()
+            first.upload(first.recorded)
+            first.upload(first.recorded)  # nothing new: no empty segment
+    first.upload(first.recorded)
     second = MetricsLog(FileStorage(), root, Owner(attempt="bb", fencing_token=2), resumed_from=2)
     second.record(event(3, 0.25))
-    second.upload()
+    second.upload(second.recorded)
 
     names = sorted(path.name for path in (tmp_path / "metrics").iterdir())
     assert names == ["aa-00000001.jsonl", "aa-00000003.jsonl", "bb-00000003.jsonl"]

@@ -7,7 +7,7 @@ import time
 
 import torch.distributed as dist
 
-from penstock_trainer.checkpoint import Progress
+from penstock_trainer.checkpoints.progress import Progress
 from penstock_trainer.contract.checkpoint import Owner
 from penstock_trainer.contract.config import JobConfig
 from penstock_trainer.contract.events import StepEvent

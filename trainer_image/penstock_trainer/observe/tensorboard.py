@@ -55,13 +55,14 @@ class TensorBoard:
 
     def upload(self) -> None:
         """See Tracker.upload. Raises StorageError; what was shown is then kept for the next call."""
-        if not self._shown:
+        shown = self._shown[:]
+        if not shown:
             return
         # The name orders the files; a time alone could come twice.
         name = max(f"events.out.tfevents.{time.time_ns():020d}.penstock", self._name + "+")
-        storage_for(self._uri).write(join(self._uri, name), _event_file(self._shown), if_generation_match=0)
+        storage_for(self._uri).write(join(self._uri, name), _event_file(shown), if_generation_match=0)
         self._name = name
-        self._shown.clear()
+        del self._shown[: len(shown)]
 
     def close(self) -> None:
         """See Tracker.close."""

@@ -25,7 +25,10 @@ class Tracker(Protocol):
         """Show an evaluation. Does not block on the network."""
 
     def upload(self) -> None:
-        """Have in storage what was shown since the last call, where the tracker keeps it there. May block."""
+        """Have in storage what was shown since the last call, where the tracker keeps it there. May block.
+
+        Called in a thread of its own, while steps are shown.
+        """
 
     def close(self) -> None:
         """The run ends here, well or not. May block; nothing is called after it."""

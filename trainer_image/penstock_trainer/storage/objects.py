@@ -12,6 +12,10 @@ from typing import Protocol
 import google_crc32c
 
 Buffer = bytes | bytearray | memoryview
+PIECE_BYTES = 16 << 20
+"""What a copy, a download to disk and an upload from disk hold in memory."""
+
+_COPY_BYTES = 1 << 20
 
 
 class StorageError(Exception):
@@ -56,14 +60,15 @@ class ObjectInfo:
     generation: int
     """Changes with every write. On disk: the modification time in nanoseconds."""
     crc32c: str
-    """Base64 of the big-endian CRC32C. On disk it is computed on request, see `Storage.stat`."""
+    """Base64 of the big-endian CRC32C. Empty in a listing on disk, where only reading the file tells: see `stat`."""
 
 
 class Storage(Protocol):
     """Reads and writes whole objects, conditionally. Every method may block on the network; all raise StorageError.
 
-    Transient failures (429, 5xx, lost connections) are retried inside. A write without a condition is retried too,
-    because writing the same bytes again is harmless.
+    Transient failures (408, 429, 5xx, lost connections, answers cut short) are retried inside, until a deadline that
+    the implementation has; then StorageUnavailableError is raised. Any other StorageError stays when it is tried again.
+    A write without a condition is retried too, because writing the same bytes again is harmless.
     """
 
     def read(
@@ -81,19 +86,22 @@ class Storage(Protocol):
         *,
         if_generation_match: int | None = None,
         content_type: str = "application/octet-stream",
+        known_crc32c: str | None = None,
     ) -> ObjectInfo:
-        """Publish the object in one piece: readers see all of it or nothing.
+        """Publish the object in one piece: readers see all of it or nothing. `data` is contiguous and is not copied.
 
         With `if_generation_match=0` the object must not exist; with another number it must be in that generation.
         Raises PreconditionFailedError otherwise. Over a network, an object with just these bytes is taken for the one
-        that this call wrote, whose answer was lost.
+        that this call wrote, whose answer was lost. `known_crc32c` is for callers that have computed it already: over
+        a network the bytes are held against it. Raises ObjectCorruptError when other bytes arrived, again and again;
+        none of them are left.
         """
 
     def stat(self, uri: str) -> ObjectInfo | None:
         """The object's description, or None when there is none."""
 
     def list_objects(self, prefix_uri: str) -> Iterator[ObjectInfo]:
-        """Objects whose URI begins with `prefix_uri`, by name."""
+        """Objects whose URI begins with `prefix_uri`, by name. On disk no file is read: `crc32c` is empty, ask `stat`."""
 
     def list_dirs(self, directory_uri: str) -> list[str]:
         """URIs of the directories right below `directory_uri`, sorted, without trailing slash."""
@@ -101,22 +109,52 @@ class Storage(Protocol):
     def delete(self, uri: str, *, if_generation_match: int | None = None) -> None:
         """Remove the object. Raises ObjectNotFoundError or PreconditionFailedError."""
 
-    def copy(self, source_uri: str, target_uri: str) -> ObjectInfo:
-        """Copy one object; between buckets the service does it, and no payload passes through here."""
+    def copy(
+        self,
+        source_uri: str,
+        target_uri: str,
+        *,
+        source_generation: int | None = None,
+        if_generation_match: int | None = None,
+    ) -> ObjectInfo:
+        """Copy one object within this storage; between buckets the service does it, and no payload passes through here.
+
+        `source_generation` pins the source as in `read`, `if_generation_match` is the target's condition as in `write`.
+        Raises UnsupportedUriError for a target of another scheme: see storage.copy_object.
+        """
 
     def download(self, uri: str, path: Path) -> None:
-        """The whole object into a file, verified against its CRC32C."""
+        """The whole object into a file, verified against its CRC32C; of one that fails, nothing is left."""
 
-    def upload(self, path: Path, uri: str) -> ObjectInfo:
-        """A whole file as an object, verified against its CRC32C."""
+    def upload(self, path: Path, uri: str, *, if_generation_match: int | None = None) -> ObjectInfo:
+        """A whole file as an object, verified against its CRC32C, without holding all of it in memory."""
+
+
+class Crc32c:
+    """A running CRC32C, in Cloud Storage's spelling."""
+
+    def __init__(self) -> None:
+        self._value = 0
+
+    def update(self, data: Buffer) -> None:
+        """Go on with these bytes."""
+        view = memoryview(data)
+        for start in range(
+            0, len(view), _COPY_BYTES
+        ):  # google_crc32c takes bytes only; a piece at a time is copied
+            self._value = google_crc32c.extend(self._value, bytes(view[start : start + _COPY_BYTES]))
+
+    @property
+    def base64(self) -> str:
+        """Of four big-endian bytes."""
+        return base64.b64encode(self._value.to_bytes(4, "big")).decode()
 
 
 def crc32c(data: Buffer) -> str:
     """CRC32C in Cloud Storage's spelling: base64 of four big-endian bytes."""
-    view, checksum = memoryview(data), 0
-    for start in range(0, len(view), 1 << 20):  # google_crc32c takes bytes only; a piece at a time is copied
-        checksum = google_crc32c.extend(checksum, bytes(view[start : start + (1 << 20)]))
-    return base64.b64encode(checksum.to_bytes(4, "big")).decode()
+    checksum = Crc32c()
+    checksum.update(data)
+    return checksum.base64
 
 
 def join(uri: str, *names: str) -> str:

@@ -7,7 +7,9 @@ import json
 import pytest
 
 from penstock_components.launchers import sync_checkpoint
+from penstock_trainer.checkpoint_root import CheckpointRoot
 from penstock_trainer.contract.checkpoint import CheckpointObject, Manifest
+from penstock_trainer.contract.events import ProgressEvent, parse_event
 from penstock_trainer.contract.export import ExportManifest
 from penstock_trainer.storage import storage_for
 
@@ -185,7 +187,7 @@ def test_without_a_whole_checkpoint_the_error_lists_what_is_there(trained, capsy
 def test_an_export_that_was_damaged_after_training_is_refused(trained, capsys):
     (trained.root / "train/model/model.safetensors").write_bytes(b"other")
     assert sync(trained) == 1
-    assert "model.safetensors is not what" in capsys.readouterr().err
+    assert "model.safetensors is gone, or not what its manifest names" in capsys.readouterr().err
     assert not trained.artifact("model", "manifest.json").exists()
 
 
@@ -201,3 +203,67 @@ def test_an_export_that_was_damaged_after_training_is_refused(trained, capsys):
 def test_gcp_resources_of_something_else_are_refused(trained, capsys, resources, message):
     assert sync(trained, gcp_resources=resources) == 1
     assert message in capsys.readouterr().err
+
+
+def to_second(bed, name="second", **change):
+    return sync(bed, **{"destination": bed.uri(name), "run_name": "run-7", **change})
+
+
+def test_a_destination_gets_both_besides_the_artifacts_below_the_runs_name(trained):
+    assert to_second(trained) == 0
+    second = trained.root / "second/run-7"
+    assert_is_whole(second / "model", ExportManifest.from_json((second / "model/manifest.json").read_bytes()))
+    root = CheckpointRoot((second / "checkpoints").as_uri())
+    assert root.steps() == [20]
+    assert root.whole(20).config_hash == "c0ffee"
+    assert_is_whole(*synced_checkpoint(trained, 20))
+    assert trained.parameter("model_uri") == trained.uri("artifacts", "model")
+    assert trained.metadata("model")["copy"] == trained.uri("second/run-7/model")
+    assert trained.metadata("checkpoint")["copy"] == trained.uri("second/run-7/checkpoints")
+
+
+def test_runs_that_share_a_destination_do_not_meet(trained):
+    assert to_second(trained) == 0
+    before = {path: path.read_bytes() for path in (trained.root / "second/run-7").rglob("*.*")}
+    assert to_second(trained, run_name="run-8") == 0
+    assert {path: path.read_bytes() for path in (trained.root / "second/run-7").rglob("*.*")} == before
+    assert (trained.root / "second/run-8/model/manifest.json").exists()
+
+
+def test_a_sync_that_was_cut_off_copies_only_the_rest_to_the_destination(trained):
+    assert to_second(trained) == 0
+    directory = trained.root / "second/run-7/checkpoints/step-00000020"
+    before = {path.name: path.stat().st_mtime_ns for path in (directory / "a1").iterdir()}
+    for name in ("manifest.json", "a1/3.distcp"):
+        (directory / name).unlink()
+    trained.tick()
+    assert to_second(trained) == 0
+    after = {path.name: path.stat().st_mtime_ns for path in (directory / "a1").iterdir()}
+    assert {name for name in after if after[name] != before[name]} == {"3.distcp"}
+    assert_is_whole(directory, Manifest.from_json((directory / "manifest.json").read_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("destination", "run_name", "message"),
+    [
+        ("gs://other/place", "r", "must be a gs:// directory of another bucket"),
+        ("other/place", "r", "must be a gs:// directory of another bucket"),
+        ("train", "copy", "neither may be inside of the other"),
+        ("", "train", "neither may be inside of the other"),
+        ("artifacts", "model", "neither may be inside of the other"),
+    ],
+)
+def test_a_destination_that_is_no_second_place_is_refused_before_anything_is_copied(
+    trained, capsys, destination, run_name, message
+):
+    given = destination if "place" in destination else trained.uri(destination)
+    assert to_second(trained, destination=given, run_name=run_name) == 1
+    assert message in capsys.readouterr().err
+    assert not trained.artifact().exists()
+
+
+def test_progress_counts_every_byte_that_stands_at_a_place(trained, capsys):
+    assert sync(trained) == 0
+    events = [parse_event(line) for line in capsys.readouterr().out.splitlines()]
+    done = [event for event in events if isinstance(event, ProgressEvent)]
+    assert [(event.unit, event.done == event.total) for event in done] == [("bytes copied", True)] * 2

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_trainer.checkpoint import Progress
+from penstock_trainer.checkpoints.progress import Progress
 from penstock_trainer.contract.checkpoint import Owner
 from penstock_trainer.contract.config import JobConfig, ObserveConfig
 from penstock_trainer.contract.events import StepEvent

@@ -8,7 +8,6 @@ from typing import Literal
 
 from penstock_trainer.contract.fields import ContractError, require
 
-
 WhenBusy = Literal["wait", "skip"]
 
 

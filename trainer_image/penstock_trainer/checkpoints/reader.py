@@ -1,7 +1,6 @@
-"""torch.distributed.checkpoint on the Storage Protocol: one object of raw bytes per rank, and an index in JSON.
+"""Checkpoints read by torch.distributed.checkpoint, on the Storage Protocol: raw bytes, and an index in JSON.
 
-The stock writers rename files, which object stores cannot, and keep the index as a pickle, which whoever may write to
-the bucket could make run code.
+The stock formats keep the index as a pickle, which whoever may write to the bucket could make run code.
 """
 
 from __future__ import annotations
@@ -26,16 +25,13 @@ from torch.distributed.checkpoint.planner import (
     LoadPlan,
     LoadPlanner,
     ReadItem,
-    SavePlan,
-    SavePlanner,
-    WriteItem,
 )
-from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from penstock_trainer.contract.checkpoint import CheckpointObject, Manifest
-from penstock_trainer.contract.fields import ContractError, canonical_json
-from penstock_trainer.storage import Buffer, ObjectCorruptError, Storage, crc32c, join
+from penstock_trainer.contract.checkpoint import Manifest
+from penstock_trainer.contract.fields import ContractError
+from penstock_trainer.storage import ObjectCorruptError, Storage, crc32c, join
 
 _READ_BYTES = 64 * 1024 * 1024
 """Adjoining chunks are read together up to this size: one request then moves enough to hide its latency."""
@@ -62,103 +58,6 @@ class IndexedTensor:
     """Its name in torch, such as `float32`."""
     shape: tuple[int, ...]
     chunks: tuple[Chunk, ...]
-
-
-def write_object(
-    storage: Storage,
-    directory_uri: str,
-    name: str,
-    data: Buffer,
-    content_type: str,
-    *,
-    if_generation_match: int | None = None,
-) -> CheckpointObject:
-    """Write one object below `directory_uri` and describe it. Raises StorageError, see Storage.write."""
-    info = storage.write(
-        join(directory_uri, name), data, if_generation_match=if_generation_match, content_type=content_type
-    )
-    return CheckpointObject(
-        name=name,
-        generation=info.generation,
-        size=info.size,
-        crc32c=info.crc32c,
-        sha256=hashlib.sha256(data).hexdigest(),
-    )
-
-
-class ObjectWriter(StorageWriter):
-    """Writes `<attempt>/<rank>.distcp` on every rank and `<attempt>/index.json` on rank 0."""
-
-    def __init__(self, storage: Storage, step_dir_uri: str, *, attempt: str, rank: int) -> None:
-        self.written: list[CheckpointObject] = []
-        """What this rank has written; complete when `torch.distributed.checkpoint.save` returns."""
-        self._storage = storage
-        self._step_dir_uri = step_dir_uri
-        self._data_name = f"{attempt}/{rank}.distcp"
-        self.index_name = f"{attempt}/index.json"
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """See StorageWriter."""
-
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """See StorageWriter."""
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """See StorageWriter."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """See StorageWriter."""
-        return plans
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """All of this rank's tensors as one object; blocks until it is stored."""
-        data = bytearray()
-        results = []
-        for item in plan.items:
-            raw = _bytes_of(planner.resolve_data(item))
-            if raw:
-                chunk = self._chunk(item, len(data), raw)
-                results.append(WriteResult(index=item.index, size_in_bytes=len(raw), storage_data=chunk))
-                data += raw
-        if data:
-            self._write(self._data_name, data, "application/octet-stream")
-        done: Future[list[WriteResult]] = Future()
-        done.set_result(results)
-        return done
-
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the index."""
-        chunks: dict[str, list[Chunk]] = defaultdict(list)
-        for result in (result for of_rank in results for result in of_rank):
-            chunks[result.index.fqn].append(result.storage_data)
-        tensors = {}
-        for fqn, tensor in metadata.state_dict_metadata.items():
-            assert isinstance(tensor, TensorStorageMetadata), f"{fqn} of the state is not a tensor"
-            tensors[fqn] = IndexedTensor(
-                _name_of(tensor.properties.dtype), tuple(tensor.size), tuple(chunks[fqn])
-            )
-        self._write(self.index_name, canonical_json({"tensors": tensors}).encode(), "application/json")
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:  # noqa: ARG003
-        """See StorageWriter. Never asked: the writer is always given."""
-        return False
-
-    def _chunk(self, item: WriteItem, byte_offset: int, raw: memoryview) -> Chunk:
-        assert item.tensor_data is not None, "the state holds tensors only"
-        box = item.tensor_data.chunk
-        return Chunk(
-            offsets=tuple(box.offsets),
-            sizes=tuple(box.sizes),
-            object=self._data_name,
-            byte_offset=byte_offset,
-            length=len(raw),
-            crc32c=crc32c(raw),
-        )
-
-    def _write(self, name: str, data: Buffer, content_type: str) -> None:
-        self.written.append(write_object(self._storage, self._step_dir_uri, name, data, content_type))
 
 
 class ObjectReader(StorageReader):
@@ -298,16 +197,6 @@ def _metadata_of(tensor: IndexedTensor) -> TensorStorageMetadata:
             for chunk in tensor.chunks
         ],
     )
-
-
-def _bytes_of(tensor: Tensor | Any) -> memoryview:
-    assert isinstance(tensor, Tensor), "the state holds tensors only"
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data
-
-
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _narrow(tensor: Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> Tensor:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock_trainer.checkpoints.ownership import take_ownership
 from penstock_trainer.contract.checkpoint import Owner, owner_uri
 from penstock_trainer.contract.fields import ContractError
-from penstock_trainer.checkpoints.ownership import take_ownership
 from penstock_trainer.storage import FileStorage
 
 

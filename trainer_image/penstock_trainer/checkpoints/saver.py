@@ -1,0 +1,191 @@
+"""Saves after their copy: the thread that has the writer write, gathers the ranks' receipts and has rank 0's commit.
+
+Receipts travel through the store that the ranks met at. No collective: those belong to the training thread, and a rank
+whose objects are stored late must not hold up a step of the others.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch._C._distributed_c10d import Store
+
+from penstock_trainer.checkpoints.writer import Failure, Setup, failure_of
+from penstock_trainer.checkpoints.writer_process import WriterLostError, WriterProcess, error_of
+from penstock_trainer.contract.fields import canonical_json, from_dict
+from penstock_trainer.errors import CheckpointError, PeerError
+from penstock_trainer.storage import StorageUnavailableError
+from penstock_trainer.world import World, first_line
+
+logger = logging.getLogger(__name__)
+
+MAX_WRITERS_LOST = 3
+"""Of one save, after which it is given up: what kills the writer each time will go on doing so."""
+MAX_FAILURES = 3
+"""Saves one after the other that storage would not take, after which the run ends."""
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Save:
+    """What is written while the buffer holds it."""
+
+    step: int
+    directory: str
+    """Below the step's; no other save of the run has it."""
+    manifest: Mapping[str, Any]
+    """Of rank 0; see Committer.commit."""
+    before_commit: Callable[[], None] | None = None
+
+
+class Saver:
+    """One save at a time. For the training thread; nothing but `wait` and `close` blocks."""
+
+    def __init__(self, setup: Setup, buffer_fileno: int, world: World) -> None:
+        self._setup = setup
+        self._buffer_fileno = buffer_fileno
+        self._env = world.env
+        self._store: Store | None = world.own_store() if world.env.world_size > 1 else None
+        self._queue: queue.SimpleQueue[Save | None] = queue.SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._is_closing = False
+        self._failures = 0
+        self._committed: list[tuple[int, float]] = []
+        self.last_seconds = 0.0
+        self.failure: Exception | None = None
+        """What makes further saves pointless."""
+        self.last_error: Exception | None = None
+        """Of the last save; None when it was stored, and on rank 0 committed."""
+        self._writer = WriterProcess(self._setup, self._buffer_fileno)
+        self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the buffer is still needed."""
+        return not self._idle.is_set()
+
+    def begin(self, save: Save) -> None:
+        """Hand over a buffer that is filled. Only when not busy."""
+        self._idle.clear()
+        self._queue.put(save)
+
+    def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Block until not busy; whether it is in time."""
+        return self._idle.wait(timeout_seconds)
+
+    def take_committed(self) -> list[tuple[int, float]]:
+        """(step, seconds since its begin) of what became a checkpoint since the last call; on rank 0."""
+        taken = self._committed[:]
+        del self._committed[: len(taken)]
+        return taken
+
+    def close(self, timeout_seconds: float) -> None:
+        """Give the writer so long to do what it was asked for, and end it. What is not a checkpoint by then is given up."""
+        self._queue.put(None)
+        self._thread.join(timeout_seconds)
+        self._is_closing = True
+        self._writer.kill()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (save := self._queue.get()) is not None:
+            began = time.monotonic()
+            try:
+                self._carry_out(save, began)
+            except Exception as exc:
+                self._fail(save, exc)
+            else:
+                self._failures, self.last_error = 0, None
+            self._idle.set()
+        self._writer.close()
+
+    def _carry_out(self, save: Save, began: float) -> None:
+        try:
+            receipt = self._ask("write", {"step": save.step, "directory": save.directory})
+        except Exception as exc:
+            self._tell(save, {"failed": failure_of(exc)})
+            raise
+        self._tell(save, {"written": receipt})
+        if not self._env.is_primary:
+            return
+        receipts = [receipt, *self._receipts_of_others(save)]
+        if save.before_commit:
+            save.before_commit()
+        told = {"manifest": save.manifest, "directory": save.directory, "receipts": receipts}
+        self._ask("commit", told)
+        seconds = time.monotonic() - began
+        self.last_seconds = seconds
+        self._committed.append((save.step, seconds))
+        logger.info("saved step %d to %s in %.1f s", save.step, self._setup.root_uri, seconds)
+
+    def _ask(self, command: str, told: Mapping[str, Any]) -> Any:
+        """The writer's answer. A writer that was lost is started again: the buffer still has what it has to write."""
+        for lost in range(MAX_WRITERS_LOST):
+            try:
+                return self._writer.ask(command, told)
+            except WriterLostError as exc:
+                if self._is_closing:
+                    raise PeerError("the run ended before its last save was a checkpoint") from exc
+                logger.warning("the writer of rank %d was lost (%s); starting another", self._env.rank, exc)
+                self._writer.close()
+                self._writer = WriterProcess(self._setup, self._buffer_fileno)
+                if lost == MAX_WRITERS_LOST - 1:
+                    raise CheckpointError(
+                        f"the process that writes rank {self._env.rank}'s checkpoints was lost {MAX_WRITERS_LOST} times "
+                        f"in one save ({exc}). If the node runs out of memory, give it more: a save keeps a copy of the "
+                        "rank's state in host memory."
+                    ) from exc
+        raise AssertionError("the last try returns or raises")
+
+    def _tell(self, save: Save, answer: Mapping[str, Any]) -> None:
+        """Rank 0 how the write ended."""
+        if self._store is not None and not self._env.is_primary:
+            self._store.set(_key(save, self._env.rank), canonical_json(answer))
+
+    def _receipts_of_others(self, save: Save) -> list[Mapping[str, Any]]:
+        """Blocks until all ranks have written. Raises what a rank failed with."""
+        receipts = []
+        for rank in range(1, self._env.world_size):
+            [(kind, answer)] = json.loads(self._received(_key(save, rank))).items()
+            if kind == "failed":
+                failure = from_dict(Failure, answer)
+                raise error_of(Failure(kind=failure.kind, error=f"rank {rank}: {failure.error}"))
+            receipts.append(answer)
+        return receipts
+
+    def _received(self, key: str) -> bytes:
+        """Polled: a wait would keep the connection, and `close` would have to wait with it."""
+        assert self._store is not None
+        while not self._store.check([key]):
+            if self._is_closing:
+                raise PeerError("the run ended before every rank had written its part of the checkpoint")
+            time.sleep(_POLL_SECONDS)
+        value: bytes = self._store.get(key)
+        self._store.delete_key(key)
+        return value
+
+    def _fail(self, save: Save, error: Exception) -> None:
+        self._failures += 1
+        self.last_error = error
+        is_transient = isinstance(error, StorageUnavailableError) and self._failures < MAX_FAILURES
+        if not is_transient:
+            self.failure = error
+        logger.error(
+            "step %d was not saved%s: %s",
+            save.step,
+            "; the run goes on, and the next save tries again" if is_transient else "",
+            first_line(error),
+        )
+
+
+def _key(save: Save, rank: int) -> str:
+    return f"checkpoint/{save.directory}/{save.step}/{rank}"

@@ -1,0 +1,206 @@
+"""The process beside a rank that writes its checkpoints: `python -m penstock_trainer.checkpoints.writer <buffer's descriptor>`.
+
+It reads commands from stdin and answers on stdout, one JSON object a line each, and logs to stderr:
+
+    {"setup": Setup}                                         first of all; no answer
+    {"write": {"step", "directory"}}                         -> {"written": Receipt} | {"failed": Failure}
+    {"commit": {"manifest", "directory", "receipts"}}        -> {"committed": seconds} | {"failed": Failure}
+
+A process of its own, because hashing and sending would take the interpreter's lock from the rank's steps; without torch,
+because it then starts in a third of a second and holds 60 MB. It ends with its rank, and at the end of stdin.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import logging
+import mmap
+import os
+import signal
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import google_crc32c
+
+from penstock_trainer.checkpoints.commit import Committer
+from penstock_trainer.checkpoints.layout import Layout, PlannedObject, Receipt, TensorInfo
+from penstock_trainer.checkpoints.ownership import check_ownership
+from penstock_trainer.checkpoints.retention import Retention
+from penstock_trainer.contract.checkpoint import CheckpointObject, Owner, step_dir_uri
+from penstock_trainer.contract.fields import ContractError, canonical_json, from_dict
+from penstock_trainer.errors import FencedError, TrainerError
+from penstock_trainer.observe.structured_logs import log_to_stderr
+from penstock_trainer.storage import (
+    Storage,
+    StorageError,
+    StorageUnavailableError,
+    join,
+    storage_for,
+)
+
+logger = logging.getLogger(__name__)
+
+OBJECTS_AT_ONCE = 4
+"""Sent by one rank; a node has several ranks."""
+_PIECE = 2**20
+"""Hashed at once: the copy that google_crc32c needs stays in the processor's cache."""
+
+FailureKind = Literal["fenced", "unavailable", "refused"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """What does not change between saves."""
+
+    root_uri: str
+    owner: Owner
+    rank: int
+    layout: Layout
+    tensors: Mapping[str, TensorInfo]
+    retention: Retention
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Why a command was not carried out."""
+
+    kind: FailureKind
+    """fenced: another attempt owns the root. unavailable: another try may help. refused: it will not."""
+    error: str
+
+
+class Writer:
+    """Carries out the commands. Every method blocks on storage; they raise StorageError, ContractError or FencedError."""
+
+    def __init__(self, setup: Setup, buffer: memoryview, storage: Storage) -> None:
+        self._setup = setup
+        self._buffer = buffer
+        self._storage = storage
+        self._committer = Committer(
+            setup.root_uri, setup.owner, self._storage, tensors=setup.tensors, retention=setup.retention
+        )
+
+    def write(self, step: int, directory: str) -> Receipt:
+        """Store the buffer as objects below `directory` of the step's directory, unless the root has another owner."""
+        check_ownership(self._setup.root_uri, self._setup.owner, self._storage)
+        chunks: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        objects = []
+        with ThreadPoolExecutor(OBJECTS_AT_ONCE) as pool:
+            planned = self._setup.layout.objects
+            stored = pool.map(lambda one: self._store(one, step, directory), planned)
+            for one, (entry, checksums) in zip(planned, stored, strict=True):
+                objects.append(entry)
+                for fqn, chunk in _indexed(one, entry.name, checksums):
+                    chunks[fqn].append(chunk)
+        return Receipt(objects=tuple(objects), chunks=chunks)
+
+    def commit(
+        self, manifest: Mapping[str, Any], directory: str, receipts: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Make a checkpoint of what all ranks have written; see Committer."""
+        self._committer.commit(manifest, directory, receipts)
+
+    def prune(self) -> None:
+        """Delete what need not be kept; see Committer."""
+        self._committer.prune()
+
+    def _store(self, planned: PlannedObject, step: int, directory: str) -> tuple[CheckpointObject, list[str]]:
+        """Its entry for the manifest, and the CRC32C of each of its chunks."""
+        data = self._buffer[planned.begin : planned.end]
+        sha256, checksums = _hashed(data, planned)
+        name = join(directory, planned.name)
+        uri = join(step_dir_uri(self._setup.root_uri, step), name)
+        info = self._storage.write(uri, data)
+        entry = CheckpointObject(
+            name=name, generation=info.generation, size=info.size, crc32c=info.crc32c, sha256=sha256
+        )
+        return entry, checksums
+
+
+def _hashed(data: memoryview, planned: PlannedObject) -> tuple[str, list[str]]:
+    """SHA-256 of the object, and CRC32C of its chunks, in one pass."""
+    digest = hashlib.sha256()
+    checksums = []
+    at = 0
+    for chunk in planned.chunks:
+        begin = chunk.begin - planned.begin
+        digest.update(data[at:begin])  # padding
+        at, crc = begin + chunk.length, 0
+        for start in range(begin, at, _PIECE):
+            piece = bytes(data[start : min(start + _PIECE, at)])
+            crc = google_crc32c.extend(crc, piece)
+            digest.update(piece)
+        checksums.append(base64.b64encode(crc.to_bytes(4, "big")).decode())
+    return digest.hexdigest(), checksums
+
+
+def _indexed(
+    planned: PlannedObject, name: str, checksums: Sequence[str]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(tensor, chunk as the index has it)."""
+    for chunk, checksum in zip(planned.chunks, checksums, strict=True):
+        yield (
+            chunk.fqn,
+            {
+                "offsets": chunk.offsets,
+                "sizes": chunk.sizes,
+                "object": name,
+                "byte_offset": chunk.begin - planned.begin,
+                "length": chunk.length,
+                "crc32c": checksum,
+            },
+        )
+
+
+def failure_of(error: Exception) -> Failure:
+    """What to tell others of an error."""
+    if isinstance(error, FencedError):
+        return Failure(kind="fenced", error=str(error))
+    if isinstance(error, StorageUnavailableError):
+        return Failure(kind="unavailable", error=str(error))
+    known = isinstance(error, (StorageError, ContractError, TrainerError))
+    return Failure(kind="refused", error=str(error) if known else f"{type(error).__name__}: {error}")
+
+
+def serve(buffer: memoryview, commands: Iterator[str]) -> Iterator[Mapping[str, Any]]:
+    """Answers to the commands, in order."""
+    setup = from_dict(Setup, json.loads(next(commands))["setup"])
+    writer = Writer(setup, buffer, storage_for(setup.root_uri))
+    for line in commands:
+        [(command, told)] = json.loads(line).items()
+        began = time.monotonic()
+        try:
+            if command == "write":
+                yield {"written": writer.write(**told)}
+            else:
+                writer.commit(**told)
+                yield {"committed": time.monotonic() - began}
+                writer.prune()
+        except Exception as exc:
+            yield {"failed": failure_of(exc)}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve until stdin ends."""
+    log_to_stderr(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING, role="writer")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # the rank decides when this ends: it has something left to save
+    descriptor = int(argv[0])
+    with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as shared, memoryview(shared) as buffer:
+        for answer in serve(buffer, iter(sys.stdin.readline, "")):
+            sys.stdout.write(canonical_json(answer) + "\n")
+            sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
