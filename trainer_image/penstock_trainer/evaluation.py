@@ -10,7 +10,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -101,8 +101,8 @@ class Evaluation:
         self._batches = [range(start, min(start + batch_size, size)) for start in range(0, size, batch_size)]
         logger.info("evaluation: samples=%d batches=%d", size, len(self._batches))
 
-    def run(self) -> Scores:
-        """Collective; waits for the device.
+    def run(self, on_batch: Callable[[], None] = lambda: None) -> Scores:
+        """Collective; waits for the device. `on_batch` is called before each batch.
 
         Raises DatasetError when no sample has a target, and for one that cannot be used; DivergedError when the loss is
         no finite number.
@@ -112,6 +112,7 @@ class Evaluation:
         sums = torch.zeros(2, dtype=torch.float64, device=self._world.device)
         targets = 0
         for batch in self._of_this_rank():
+            on_batch()
             targets += int(torch.count_nonzero(batch["labels"] != IGNORED))
             sums += self._engine.evaluate(self._on_device(batch)).double()
         told = torch.tensor([*sums.tolist(), targets], dtype=torch.float64)

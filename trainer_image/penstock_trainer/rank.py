@@ -20,6 +20,7 @@ import torch
 from penstock_trainer import preflight
 from penstock_trainer.contract.config import JobConfig, parse_args
 from penstock_trainer.contract.fields import canonical_json
+from penstock_trainer.heartbeat import Heart
 from penstock_trainer.observe.flight import FlightRecord, open_store, remember
 from penstock_trainer.observe.memory import explain, measure, ran_out_of_memory
 from penstock_trainer.observe.structured_logs import log_to_stderr
@@ -62,6 +63,8 @@ class End:
 def run_rank(argv: Sequence[str], env: RankEnv) -> int:
     """Train as one rank and return the exit code, having reported how it ended. Blocks until the run is over."""
     end: End | None = None
+    heart = Heart(env.heartbeat_file)
+    heart.beat("starting", 0)
     try:
         config = parse_args(argv)
         preemption = Preemption(budget_seconds=config.checkpoint.preemption_seconds)
@@ -69,7 +72,7 @@ def run_rank(argv: Sequence[str], env: RankEnv) -> int:
         with preemption.watch(), World.join(env, timeout_seconds=config.engine.timeout_seconds) as world:
             record = _flight_record(config, env)
             with record.watch(config.engine.timeout_seconds):
-                end = _train(config, world, preemption, record)
+                end = _train(config, world, preemption, heart, record)
             _report(end, env)  # before the groups are left, which can hang when a peer is lost
             if end.outcome == "retryable":
                 record.leave(end.error)
@@ -81,12 +84,14 @@ def run_rank(argv: Sequence[str], env: RankEnv) -> int:
     return end.exit_code
 
 
-def _train(config: JobConfig, world: World, preemption: Preemption, record: FlightRecord) -> End:
+def _train(
+    config: JobConfig, world: World, preemption: Preemption, heart: Heart, record: FlightRecord
+) -> End:
     trainer: Trainer | None = None
     try:
         if config.preflight:
             preflight.check(world)
-        trainer = Trainer(config, world, preemption)
+        trainer = Trainer(config, world, preemption, heart)
         record.attempt = trainer.checkpoints.owner.attempt
         return End(outcome=trainer.fit(), step=trainer.progress.step)
     except Exception as exc:

@@ -12,6 +12,7 @@ import torch
 
 from penstock_trainer import agreement
 from penstock_trainer.checkpoints.checkpointer import Checkpointer
+from penstock_trainer.checkpoints.local_root import LocalRoot
 from penstock_trainer.checkpoints.ownership import take_ownership
 from penstock_trainer.checkpoints.progress import Progress
 from penstock_trainer.checkpoints.restore import Restorer
@@ -28,6 +29,7 @@ from penstock_trainer.evaluation import improves, open_evaluation
 from penstock_trainer.export import write_export
 from penstock_trainer.garbage import collect_at, collected_by_step
 from penstock_trainer.guard import Guard, Judgement
+from penstock_trainer.heartbeat import Heart, Phase
 from penstock_trainer.loader import Loader
 from penstock_trainer.metrics import MetricsLog
 from penstock_trainer.model.buffers import average_buffers
@@ -63,6 +65,12 @@ class Due:
     log: bool
     evaluate: bool
     save: bool
+    upload: bool
+    """To the root, and not to the nodes' disks alone."""
+    busy: bool
+    """When the step began, the save before was still being written on a rank."""
+    uploading: bool
+    """The same of a save that goes to the root."""
 
     @property
     def judgement(self) -> bool:
@@ -73,11 +81,14 @@ class Due:
 class Trainer:
     """A run on this rank, from the newest checkpoint on. Construction is collective and reads data and checkpoint."""
 
-    def __init__(self, config: JobConfig, world: World, preemption: Preemption) -> None:
+    def __init__(
+        self, config: JobConfig, world: World, preemption: Preemption, heart: Heart | None = None
+    ) -> None:
         torch.manual_seed(config.seed)
         self.config = config
         self.world = world
         self.preemption = preemption
+        self.heart = heart or Heart(None)
         self.batch = BatchPlan.of(config, world.env.world_size)
         self.data = open_data(config, world)
         self.model = build_model(config.model, vocab_size=self.data.vocab_size, seed=config.seed)
@@ -88,11 +99,21 @@ class Trainer:
         self.engine = build_engine(objective, config, self.batch, world, self.clock)
         root_uri, owner = _owned_root(config, world)
         sha256 = self.data.tokenizer_sha256
-        self.restorer = Restorer(root_uri, config, world, tokenizer_sha256=sha256)
+        local_dir = config.checkpoint.local_dir
+        self.local_root = LocalRoot(local_dir, root_uri, owner) if local_dir else None
+        self.restorer = Restorer(root_uri, config, world, tokenizer_sha256=sha256, local_root=self.local_root)
         self.progress = self._restore() or Progress()
         self.checkpoints = Checkpointer(
-            root_uri, owner, config, world, self.engine.state(), tokenizer_sha256=sha256
+            root_uri,
+            owner,
+            config,
+            world,
+            self.engine.state(),
+            tokenizer_sha256=sha256,
+            local_root=self.local_root,
         )
+        self.has_stepped = False
+        """Whether this process has done a step."""
         self.guard = Guard(config.guard, scales_loss=config.engine.precision == "fp16", device=world.device)
         self.metrics = MetricsLog(
             storage_for(self.checkpoints.root_uri),
@@ -152,14 +173,19 @@ class Trainer:
         with loader, collected_by_step():
             outcome = self._train(loader)
         if outcome == "done":
+            self.heart.beat("saving", self.progress.step)
             self.checkpoints.finish()
+            self.heart.beat("exporting", self.progress.step)
             self._export()
+            if self.local_root and self.world.env.local_rank == 0:
+                self.local_root.remove()
         return outcome
 
     def _train(self, loader: Loader) -> Outcome:
         while not self._is_over:
             due, rate = self._step(loader)
             if due.fail:
+                self.heart.beat("saving", self.progress.step)
                 self.checkpoints.raise_together()
             if not due.judgement:
                 continue
@@ -174,8 +200,10 @@ class Trainer:
             if due.stop and not self._is_over:
                 self._save_in_time()
                 return "preempted"
-            if due.save or is_best or self._is_over:
-                self._save()
+            if is_best or self._is_over:
+                self._save(due, to_root=True)
+            elif due.save and self._has_room(due):
+                self._save(due, to_root=due.upload)
         return "done"
 
     def _step(self, loader: Loader) -> tuple[Due, float]:
@@ -185,17 +213,25 @@ class Trainer:
         answer = agreement.ask(
             self.world.control,
             self.preemption.is_told,
-            self.checkpoints.is_busy,
             self.checkpoints.has_failed,
+            self.checkpoints.is_busy,
+            self.checkpoints.is_uploading,
         )
+        # Compiling may take the first step minutes.
+        phase: Phase = "training" if self.has_stepped else "starting"
+        self.heart.beat(phase, self.progress.step + 1)
         self._draw_anew()
         rate = learning_rate(config.optim, self.progress.step, config.steps, global_batch=config.global_batch)
         with self.clock.span("data"):
             local = loader.step(self.progress.samples_seen)
+        self.heart.beat(
+            phase, self.progress.step + 1
+        )  # tells a loader that hangs from ranks that wait for it
         targets = self._targets(local)
         result = self.engine.train_step(local.batches, num_targets=targets, learning_rate=rate)
         self.progress = self.progress.after(samples=config.global_batch, targets=targets)
         self.guard.saw(self.progress.step, result)
+        self.has_stepped = True
         collect_at(self.progress.step)
         return self._due(*answer.wait()), rate
 
@@ -221,19 +257,18 @@ class Trainer:
             )
         return targets
 
-    def _due(self, is_told_to_stop: bool, is_busy_saving: bool, has_failed: bool) -> Due:
+    def _due(self, is_told_to_stop: bool, has_failed: bool, is_busy: bool, is_uploading: bool) -> Due:
         config, step = self.config, self.progress.step
         is_last = step == config.steps
-        save = step % config.checkpoint.interval == 0
-        if save and is_busy_saving and config.checkpoint.when_busy == "skip" and not is_last:
-            logger.warning("step %d is not saved: the save before it is still under way", step)
-            save = False
         return Due(
             stop=is_told_to_stop,
             fail=has_failed,
             log=is_last or step == 1 or step % config.log_interval == 0,
             evaluate=self.evaluation is not None and (is_last or step % config.evaluation.interval == 0),
-            save=is_last or is_told_to_stop or save,
+            save=is_last or is_told_to_stop or step % config.checkpoint.interval == 0,
+            upload=step % (config.checkpoint.interval * config.checkpoint.upload_every) == 0,
+            busy=is_busy,
+            uploading=is_uploading,
         )
 
     @property
@@ -248,7 +283,7 @@ class Trainer:
         assert self.evaluation is not None, "an evaluation is due only where there is one"
         with self.clock.span("evaluation"):
             average_buffers(self.model)
-            scores = self.evaluation.run()
+            scores = self.evaluation.run(lambda: self.heart.beat("evaluating", self.progress.step))
         config = self.config.evaluation
         value = scores.loss if config.metric == "loss" else scores.accuracy
         is_best = improves(value, self.progress.best, config)
@@ -268,6 +303,7 @@ class Trainer:
     def _roll_back(self, reason: str) -> None:
         """Continue from the newest checkpoint with the data that follows what was seen. Collective."""
         seen = self.progress
+        self.heart.beat("saving", seen.step)
         self.checkpoints.finish()
         restored = self._restore()
         if restored is None:
@@ -289,13 +325,32 @@ class Trainer:
             self.metrics.record(event)
             self.observer.trackers.step(event)
 
-    def _save(self) -> None:
+    def _has_room(self, due: Due) -> bool:
+        """Whether a save that may be left out is done."""
+        is_blocked = due.busy or (due.upload and due.uploading)
+        if is_blocked and self.config.checkpoint.when_busy == "skip":
+            logger.warning("step %d is not saved: the save before it is still under way", self.progress.step)
+            return False
+        return True
+
+    def _save(self, due: Due, *, to_root: bool) -> None:
+        """Collective where a save is under way, which is waited for: together, as no rank may be taken to hang."""
+        self.heart.beat("saving", self.progress.step)
         with self.clock.span("checkpoint"):
             average_buffers(self.model)
-            recorded = self.metrics.recorded
-            self.checkpoints.save(
-                self.progress, self.engine.state(), before_commit=lambda: self._upload(recorded)
-            )
+            if due.busy or (to_root and due.uploading):
+                logger.info("the save of step %d waits for the one before it", self.progress.step)
+                self.checkpoints.wait()
+            self._copy(to_root=to_root)
+
+    def _copy(self, *, to_root: bool) -> None:
+        recorded = self.metrics.recorded
+        self.checkpoints.save(
+            self.progress,
+            self.engine.state(),
+            before_commit=lambda: self._upload(recorded),
+            to_root=to_root,
+        )
 
     def _save_in_time(self) -> None:
         """The last save of a run that was told to stop, if it fits into what is left of the time. Collective."""
@@ -311,7 +366,8 @@ class Trainer:
                 *(self.progress.step, needed, left),
             )
             return
-        self._save()
+        average_buffers(self.model)
+        self._copy(to_root=True)
         if not self.checkpoints.finish(self._seconds_left()):
             logger.warning("the save of step %d did not end in time", self.progress.step)
 
@@ -324,6 +380,7 @@ class Trainer:
         self.observer.trackers.upload()
 
     def _restore(self) -> Progress | None:
+        self.heart.beat("restoring", 0)
         progress = self.restorer.restore(self.engine.state())
         if progress is None:
             logger.info("no checkpoint: beginning at step 0")

@@ -13,13 +13,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from distributed.tiny_dataset import build_dataset
 from distributed.tiny_run import tiny_config
+from penstock_trainer.checkpoints.ownership import check_ownership, take_ownership
 from penstock_trainer.contract.config import RopeScaling
 from penstock_trainer.contract.export import ExportManifest
 from penstock_trainer.data.shards import read_manifest
 from penstock_trainer.errors import FencedError
 from penstock_trainer.export import read_export, write_export
 from penstock_trainer.model.decoder import Decoder
-from penstock_trainer.checkpoints.ownership import check_ownership, take_ownership
 from penstock_trainer.storage import FileStorage
 
 

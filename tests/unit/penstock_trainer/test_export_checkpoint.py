@@ -86,7 +86,7 @@ def test_its_metrics_end_with_its_step(root: CheckpointRoot, tmp_path: Path) -> 
 
 def test_an_export_that_stands_there_is_replaced_only_when_told(root: CheckpointRoot, tmp_path: Path) -> None:
     before = (export(root, tmp_path) / "manifest.json").stat().st_mtime_ns
-    with pytest.raises(ExportError, match="there is an export at .* already. Give --replace"):
+    with pytest.raises(ExportError, match=r"there is an export at .* already\. Give --replace"):
         export(root, tmp_path)
     assert (tmp_path / "model/manifest.json").stat().st_mtime_ns == before
     export(root, tmp_path, replace=True)

@@ -144,7 +144,7 @@ class CheckpointRoot:
         directory = step_dir_uri(self.uri, manifest.step)
         prefixes = sorted({entry.name.rpartition("/")[0] for entry in manifest.objects})
         found = {
-            location(info.uri): info if info.crc32c else self.storage.stat(info.uri)
+            location(info.uri): info
             for prefix in prefixes
             for info in self.storage.list_objects(join(directory, prefix).rstrip("/") + "/")
         }

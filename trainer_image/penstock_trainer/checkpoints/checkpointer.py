@@ -11,15 +11,16 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock_trainer.checkpoints.host_buffer import HostBuffer
+from penstock_trainer.checkpoints.local_root import LocalRoot
 from penstock_trainer.checkpoints.ownership import check_ownership
 from penstock_trainer.checkpoints.progress import Progress
 from penstock_trainer.checkpoints.retention import Retention
 from penstock_trainer.checkpoints.save_plan import plan_save
-from penstock_trainer.checkpoints.saver import Save, Saver
+from penstock_trainer.checkpoints.saver import Group, Save, Saver
 from penstock_trainer.checkpoints.writer import Setup, failure_of
 from penstock_trainer.checkpoints.writer_process import error_of
 from penstock_trainer.contract.checkpoint import FORMAT_VERSION, Owner
@@ -36,7 +37,8 @@ class Checkpointer:
     """The one writer below a checkpoint root, as long as `owner` is what owner.json says.
 
     Construction is collective: what is written where is planned for `state`, its buffer is allocated and touched, and the
-    writer process starts.
+    writer processes start. With a `local_root` each save goes to the nodes' own disks first, where it is a
+    checkpoint for these nodes alone, and from there to the root if it is due there.
     """
 
     def __init__(
@@ -48,58 +50,66 @@ class Checkpointer:
         state: State,
         *,
         tokenizer_sha256: str,
+        local_root: LocalRoot | None = None,
     ) -> None:
         self.root_uri = root_uri.rstrip("/")
         self.owner = owner
         self._config = config
         self._tokenizer_sha256 = tokenizer_sha256
         self._world = world
-        self._plan = plan_save(state, world)
+        self._plan = plan_save(state, world, per_node=local_root is not None)
         self._buffer = HostBuffer(self._plan.layout.nbytes)
-        kept = config.checkpoint
-        setup = Setup(
-            root_uri=self.root_uri,
-            owner=owner,
-            rank=world.env.rank,
-            layout=self._plan.layout,
-            tensors=self._plan.tensors,
-            retention=Retention(last=kept.keep_last, every=kept.keep_every),
-        )
-        self._saver = Saver(setup, self._buffer.fileno, world)
+        self._local_root = local_root
+        self._root = self._root_saver()
+        self._local = self._local_saver(local_root) if local_root else None
         self._saves: Counter[int] = Counter()
 
     def save(
-        self, progress: Progress, state: State, *, before_commit: Callable[[], None] | None = None
+        self,
+        progress: Progress,
+        state: State,
+        *,
+        before_commit: Callable[[], None] | None = None,
+        to_root: bool = True,
     ) -> float:
-        """Copy `state`, which has the tensors that were planned for, and have it written; seconds that this has blocked.
+        """Copy `state`, which has the tensors that were planned for, and have it written; seconds that the copy took.
 
-        A save that is still under way is waited for. Not collective, but all ranks save the same steps. `before_commit`
-        runs on rank 0, in another thread, once all is written: what must be in storage before the step counts.
+        Only when not busy and, with `to_root`, not uploading. Not collective, but all ranks save the same steps. `before_commit`
+        runs on rank 0, in another thread, once all is written: what must be in storage before the step counts. Without
+        `to_root` the save stays on the nodes' disks, if there are any to go to.
         """
         began = time.perf_counter()
-        if self._saver.is_busy:
-            logger.info("the save of step %d waits for the one before it", progress.step)
-        self._saver.wait()
         self._plan.fill(state, self._buffer.tensor)
-        self._saver.begin(self._save_of(progress, before_commit))
+        self._first.begin(self._save_of(progress, before_commit, to_root=to_root or self._local is None))
         return time.perf_counter() - began
 
     @property
     def is_busy(self) -> bool:
-        """Whether a save is under way on this rank."""
-        return self._saver.is_busy
+        """Whether the buffer of this rank is still being written."""
+        return self._first.is_busy
+
+    @property
+    def is_uploading(self) -> bool:
+        """Whether a save that goes to the root is under way on this rank."""
+        return self._root.is_busy
+
+    def wait(self) -> None:
+        """Until no save is under way on any rank, however each ends. Collective; blocks."""
+        for saver in self._savers:
+            saver.wait()
+        self._world.gather(None)
 
     @property
     def has_failed(self) -> bool:
         """Whether no further save of this rank makes sense: `raise_together` tells why."""
-        return self._saver.failure is not None
+        return any(saver.failure is not None for saver in self._savers)
 
     def raise_together(self) -> None:
         """Raise on all ranks what any of them has failed with for good. Collective.
 
         FencedError, StorageError or CheckpointError; nothing when none has.
         """
-        self._raise_first(self._saver.failure)
+        self._raise_first([saver.failure for saver in self._savers])
 
     def finish(self, timeout_seconds: float | None = None) -> bool:
         """Wait until the last save is a checkpoint; whether all ranks were in time. Collective; blocks.
@@ -107,35 +117,88 @@ class Checkpointer:
         Raises on all ranks what it failed with on any: as `raise_together`, and StorageUnavailableError when storage
         would not take it.
         """
-        is_idle = self._saver.wait(timeout_seconds)
-        self._raise_first(self._saver.last_error)
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        is_idle = all(
+            saver.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            for saver in self._savers
+        )
+        self._raise_first([saver.last_error for saver in self._savers])
         return all(self._world.gather(is_idle))
 
     def committed(self) -> list[tuple[int, float]]:
-        """Steps that became checkpoints since the last call, and the seconds from each save's begin. On rank 0."""
-        return self._saver.take_committed()
+        """Steps that became checkpoints of the root since the last call, and the seconds from each save's begin. On rank 0."""
+        return self._root.take_committed()
 
     @property
     def last_seconds(self) -> float:
-        """From the begin of the last save that became a checkpoint until it was one; 0 before there is one. On rank 0."""
-        return self._saver.last_seconds
+        """From the begin of the last save that became a checkpoint of the root until it was one; 0 before there is one.
+
+        On rank 0.
+        """
+        return self._root.last_seconds
 
     def check_owner(self) -> None:
         """Raise FencedError unless this attempt still owns the root. Not collective: blocks on storage alone."""
         check_ownership(self.root_uri, self.owner, storage_for(self.root_uri))
 
     def close(self, timeout_seconds: float = 60.0) -> None:
-        """Give the writer so long to end what it does, and give the buffer back. Not collective; blocks."""
-        self._saver.close(timeout_seconds)
+        """Give the writers so long to end what they do, and give the buffer back. Not collective; blocks."""
+        for saver in self._savers:
+            saver.close(timeout_seconds)
         self._buffer.close()
 
-    def _raise_first(self, error: Exception | None) -> None:
-        failures = self._world.gather(failure_of(error) if error else None)
-        for failure in failures:
-            if failure is not None:
-                raise error_of(failure) from error
+    @property
+    def _first(self) -> Saver:
+        return self._local or self._root
 
-    def _save_of(self, progress: Progress, before_commit: Callable[[], None] | None) -> Save:
+    @property
+    def _savers(self) -> list[Saver]:
+        """In the order in which a save goes through them."""
+        return [self._local, self._root] if self._local else [self._root]
+
+    def _root_saver(self) -> Saver:
+        env, kept = self._world.env, self._config.checkpoint
+        setup = Setup(
+            root_uri=self.root_uri,
+            owner=self.owner,
+            objects=self._plan.layout.objects,
+            source_dir=str(self._local_root.path) if self._local_root else "",
+            tensors=self._plan.tensors if env.is_primary else {},
+            retention=Retention(last=kept.keep_last, every=kept.keep_every, best=kept.keep_best),
+        )
+        group = Group(name="root", ranks=range(env.world_size), rank=env.rank)
+        return Saver(setup, self._buffer.fileno, self._world, group)
+
+    def _local_saver(self, local_root: LocalRoot) -> Saver:
+        env = self._world.env
+        first = env.rank - env.local_rank
+        layout = self._plan.layout
+        setup = Setup(
+            root_uri=local_root.uri,
+            owner=self.owner,
+            asks_owner=False,
+            objects=(*layout.objects, *layout.node_objects),
+            tensors=self._plan.tensors,
+            # The one before may still be on its way to the root.
+            retention=Retention(last=2, every=0, best=False),
+        )
+        group = Group(name=f"node-{first}", ranks=range(first, first + env.local_world_size), rank=env.rank)
+        return Saver(setup, self._buffer.fileno, self._world, group, on_written=self._pass_on)
+
+    def _pass_on(self, save: Save) -> None:
+        """From this node's disk to the root, if it is due there; its files are whole."""
+        if save.to_root:
+            self._root.begin(save)
+
+    def _raise_first(self, errors: Sequence[Exception | None]) -> None:
+        mine = next((error for error in errors if error is not None), None)
+        for failure in self._world.gather(failure_of(mine) if mine else None):
+            if failure is not None:
+                raise error_of(failure) from mine
+
+    def _save_of(
+        self, progress: Progress, before_commit: Callable[[], None] | None, *, to_root: bool
+    ) -> Save:
         count = self._saves[progress.step]
         self._saves[progress.step] += 1
         # A step that comes again after a roll-back: the objects of its standing manifest are left alone.
@@ -143,8 +206,9 @@ class Checkpointer:
         return Save(
             step=progress.step,
             directory=directory,
-            manifest=self._manifest(progress) if self._world.env.is_primary else {},
+            manifest=self._manifest(progress),
             before_commit=before_commit,
+            to_root=to_root,
         )
 
     def _manifest(self, progress: Progress) -> Mapping[str, Any]:

@@ -7,12 +7,12 @@ import hashlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock_trainer.checkpoint_root import CheckpointRoot
 from penstock_trainer.checkpoints.layout import TensorInfo
-from penstock_trainer.checkpoints.ownership import check_ownership, replace_as_owner
+from penstock_trainer.checkpoints.ownership import replace_as_owner
 from penstock_trainer.checkpoints.retention import Retention
 from penstock_trainer.contract.checkpoint import (
     CheckpointObject,
@@ -58,7 +58,10 @@ def write_object(
 
 
 class Committer:
-    """The primary's hand on a root. Every method blocks on storage."""
+    """The hand of the one rank that commits below a root. Every method blocks on storage.
+
+    `check_owner` raises FencedError when another attempt has taken the run over.
+    """
 
     def __init__(
         self,
@@ -66,12 +69,14 @@ class Committer:
         owner: Owner,
         storage: Storage,
         *,
+        check_owner: Callable[[], None],
         tensors: Mapping[str, TensorInfo],
         retention: Retention,
     ) -> None:
         self._root = CheckpointRoot(root_uri, storage)
         self._owner = owner
         self._storage = storage
+        self._check_owner = check_owner
         self._tensors = tensors
         self._retention = retention
         self._newest: Manifest | None = None
@@ -146,7 +151,7 @@ class Committer:
         data = manifest.to_json().encode()
 
         def check() -> None:
-            check_ownership(self._root.uri, self._owner, self._storage)
+            self._check_owner()
             _require_no_newer(self._storage, uri, self._owner)
 
         replace_as_owner(

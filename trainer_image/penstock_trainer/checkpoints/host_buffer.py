@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-
 from typing import Any
 
 import torch

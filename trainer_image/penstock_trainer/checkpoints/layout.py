@@ -47,6 +47,9 @@ class Layout:
 
     nbytes: int
     objects: tuple[PlannedObject, ...]
+    """What the world's checkpoint has of this rank."""
+    node_objects: tuple[PlannedObject, ...] = ()
+    """What other nodes write of it, and a checkpoint of this node alone needs besides."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

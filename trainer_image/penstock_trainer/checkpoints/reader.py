@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -26,6 +28,7 @@ from torch.distributed.checkpoint.planner import (
     LoadPlanner,
     ReadItem,
 )
+from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
@@ -101,6 +104,7 @@ class ObjectReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fill the tensors of the plan; blocks until they are."""
+        self._require_covered(plan, planner)
         wanted: dict[tuple[str, tuple[int, ...]], list[ReadItem]] = defaultdict(list)
         for item in plan.items:
             offset = item.storage_index.offset
@@ -118,6 +122,20 @@ class ObjectReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:  # noqa: ARG003
         """See StorageReader. Never asked: the reader is always given."""
         return False
+
+    def _require_covered(self, plan: LoadPlan, planner: LoadPlanner) -> None:
+        """The stock planner leaves elements that no chunk has as they were."""
+        assert isinstance(planner, DefaultLoadPlanner)
+        covered: Counter[str] = Counter()
+        for item in plan.items:
+            covered[item.dest_index.fqn] += math.prod(item.lengths)
+        for fqn, tensor in planner.state_dict.items():
+            held = sum(math.prod(chunk.sizes) for chunk in _create_chunk_list(tensor))
+            if covered[fqn] != held:
+                raise ObjectCorruptError(
+                    f"{self._step_dir_uri}: its index has {covered[fqn]} of the {held} elements of {fqn} that this rank "
+                    "needs."
+                )
 
     def _fill(self, span: Sequence[_Located], planner: LoadPlanner) -> None:
         first, last = span[0][1], span[-1][1]

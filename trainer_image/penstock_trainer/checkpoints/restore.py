@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.tensor import DTensor
 
 from penstock_trainer.checkpoint_root import CheckpointRoot
+from penstock_trainer.checkpoints.local_root import LocalRoot
 from penstock_trainer.checkpoints.progress import Progress
 from penstock_trainer.checkpoints.reader import ObjectReader
 from penstock_trainer.contract.checkpoint import Manifest, manifest_uri, step_dir_uri
@@ -49,8 +50,11 @@ class Restorer:
         *,
         tokenizer_sha256: str,
         storage: Storage | None = None,
+        local_root: LocalRoot | None = None,
     ) -> None:
+        """`local_root`: where the nodes keep saves of their own, see CheckpointConfig.local_dir."""
         self._root = CheckpointRoot(root_uri, storage)
+        self._local_root = local_root
         self._config = config
         self._tokenizer_sha256 = tokenizer_sha256
         self._world = world
@@ -63,7 +67,7 @@ class Restorer:
         tokenizer is another, when a value is not finite, and when the checkpoint is further than the run goes: beyond the
         last step, or for resume_from at it, as nothing would be trained then.
         """
-        progress = self._restore_from(self._root, state)
+        progress = self._restore_locally(state) or self._restore_from(self._root, state)
         earlier = self._config.checkpoint.resume_from
         if progress is None and earlier:
             progress = self._restore_from(CheckpointRoot(earlier), state)
@@ -86,6 +90,22 @@ class Restorer:
                 f"the checkpoint of step {step} below {root_uri} broke while it was read. See the log. {_WITHOUT_BEST}"
             )
         return self._progress_of(manifest), step_dir_uri(root_uri, step)
+
+    def _restore_locally(self, state: State) -> Progress | None:
+        """From the nodes' own disks, where every node has a later save than the root."""
+        if self._local_root is None:
+            return None
+        manifest = self._local_root.newest_on_all_nodes(self._config, self._world)
+        newest = self._world.from_primary(lambda: next((one.step for one in self._root.whole_steps()), 0))
+        if manifest is None or manifest.step <= newest:
+            return None
+        root = CheckpointRoot(self._local_root.uri)
+        self._require_continuable(manifest, root.uri)
+        if not self._fill(state, manifest, root):
+            return None
+        self._require_finite(state, manifest, root.uri)
+        logger.info("continuing from step %d on the nodes' own disks (%s)", manifest.step, root.uri)
+        return self._progress_of(manifest)
 
     def _restore_from(self, root: CheckpointRoot, state: State) -> Progress | None:
         damaged = []
@@ -121,7 +141,7 @@ class Restorer:
                 f"{uri} is at step {manifest.step} and the run ends at steps = {steps}, which counts the steps of all "
                 "attempts. Give more steps, or another checkpoint root."
             )
-        if manifest.step == steps and root_uri != self._root.uri:
+        if manifest.step == steps and root_uri == self._config.checkpoint.resume_from.rstrip("/"):
             raise CheckpointError(
                 f"checkpoint.resume_from = {root_uri!r} is at step {manifest.step} and the run ends at steps = {steps}, "
                 f"which counts the steps before it too: nothing would be trained. Raise steps above {manifest.step}."

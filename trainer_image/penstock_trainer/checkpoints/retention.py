@@ -14,6 +14,8 @@ class Retention:
     """Newest; 0: all."""
     every: int
     """Multiples of this step; 0: none."""
+    best: bool
+    """The best step, whatever its age."""
 
     def dropped(self, steps: Collection[int], *, best: int | None) -> list[int]:
         """Of the steps that are checkpoints, those that are kept for no reason, oldest first."""
@@ -23,5 +25,7 @@ class Retention:
         return [
             step
             for step in sorted(steps)
-            if step not in newest and step != best and not (self.every and step % self.every == 0)
+            if step not in newest
+            and not (self.best and step == best)
+            and not (self.every and step % self.every == 0)
         ]

@@ -7,8 +7,10 @@ the run goes on, because tensors keep their shapes and ranks; so no save needs a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -37,6 +39,13 @@ class Part:
     sizes: tuple[int, ...]
     byte_offset: int
 
+    @classmethod
+    def of(cls, item: WriteItem, byte_offset: int) -> Self:
+        """The box that an item writes."""
+        assert item.tensor_data is not None, "the state holds tensors only"
+        data = item.tensor_data
+        return cls(item, data.properties.dtype, tuple(data.chunk.sizes), byte_offset)
+
     @property
     def nbytes(self) -> int:
         """Bytes that it takes, without padding."""
@@ -50,7 +59,7 @@ class SavePlan:
     parts: tuple[Part, ...]
     layout: Layout
     tensors: Mapping[str, TensorInfo]
-    """Every tensor of the state, whole. On rank 0; empty on the others."""
+    """Every tensor of the state, whole. On ranks that commit; empty on the others."""
 
     def fill(self, state: State, buffer: Tensor) -> None:
         """Copy this rank's parts of `state`, which has the tensors of the plan, into `buffer` ([nbytes], uint8, on CPU).
@@ -70,56 +79,102 @@ class SavePlan:
             torch.cuda.synchronize()
 
 
-def plan_save(state: State, world: World) -> SavePlan:
-    """The plan for states like this one. Collective; what a tensor holds does not matter."""
+def plan_save(state: State, world: World, *, per_node: bool = False) -> SavePlan:
+    """The plan for states like this one. Collective; what a tensor holds does not matter.
+
+    With `per_node`, ranks also copy what only other nodes write, so that each node has all that its own ranks hold.
+    """
     planner = DefaultSavePlanner()
     planner.set_up_planner(state, is_coordinator=world.env.is_primary)
     tensors: dict[str, TensorInfo] = {}
 
-    def decide(plans: list[DcpPlan]) -> list[DcpPlan]:
-        decided, metadata = planner.create_global_plan(plans)
+    def decide(plans: list[_Items]) -> list[_Items]:
+        decided, metadata = planner.create_global_plan(
+            [DcpPlan(list(plan.items), planner_data={}) for plan in plans]
+        )
         for fqn, told in metadata.state_dict_metadata.items():
             assert isinstance(told, TensorStorageMetadata), f"{fqn} of the state is not a tensor"
             tensors[fqn] = TensorInfo(dtype=_name_of(told.properties.dtype), shape=tuple(told.size))
-        return decided
+        mine = [_Items(plan.items) for plan in decided]
+        return _with_nodes_own(plans, mine, world.env.local_world_size) if per_node else mine
 
-    plan = planner.finish_plan(world.decide(planner.create_local_plan(), decide))
-    parts = tuple(_placed(plan.items))
-    return SavePlan(parts=parts, layout=_layout(parts, rank=world.env.rank), tensors=tensors)
+    planned = world.decide(_Items(planner.create_local_plan().items), decide)
+    parts = tuple(_placed(planned.items, 0))
+    nbytes = _end_of(parts)
+    node_parts = tuple(_placed(planned.node_items, nbytes))
+    rank = world.env.rank
+    layout = Layout(
+        nbytes=_end_of((*parts, *node_parts)),
+        objects=_objects(parts, f"{rank}-"),
+        node_objects=_objects(node_parts, f"{rank}-node-"),
+    )
+    # Every node commits its own checkpoint.
+    told = world.from_primary(lambda: tensors) if per_node else tensors
+    return SavePlan(parts=(*parts, *node_parts), layout=layout, tensors=told)
 
 
-def _placed(items: Sequence[WriteItem]) -> Iterator[Part]:
-    byte_offset = 0
+@dataclass(frozen=True, slots=True)
+class _Items:
+    """What a rank writes: before rank 0 has decided, all that it holds."""
+
+    items: Sequence[WriteItem]
+    node_items: Sequence[WriteItem] = ()
+
+
+def _with_nodes_own(held: Sequence[_Items], planned: Sequence[_Items], ranks_per_node: int) -> list[_Items]:
+    """The plans, with what ranks of a node hold and none of them writes, shared out among those that do."""
+    found = []
+    for first in range(0, len(held), ranks_per_node):
+        ranks = range(first, first + ranks_per_node)
+        written = {_box_of(item) for rank in ranks for item in planned[rank].items}
+        nbytes = dict.fromkeys(ranks, 0)
+        extra: dict[int, list[WriteItem]] = {rank: [] for rank in ranks}
+        holders: dict[Hashable, list[tuple[int, WriteItem]]] = defaultdict(list)
+        for rank in ranks:
+            for item in held[rank].items:
+                holders[_box_of(item)].append((rank, item))
+        for box, of_box in holders.items():
+            if box not in written:
+                rank, item = min(of_box, key=lambda one: nbytes[one[0]])
+                extra[rank].append(item)
+                nbytes[rank] += Part.of(item, 0).nbytes
+        found += [_Items(planned[rank].items, extra[rank]) for rank in ranks]
+    return found
+
+
+def _box_of(item: WriteItem) -> Hashable:
+    return item.index.fqn, item.index.offset
+
+
+def _placed(items: Sequence[WriteItem], byte_offset: int) -> Iterator[Part]:
     for item in items:
-        assert item.tensor_data is not None, "the state holds tensors only"
-        sizes = tuple(item.tensor_data.chunk.sizes)
-        part = Part(item, item.tensor_data.properties.dtype, sizes, byte_offset)
+        part = Part.of(item, byte_offset)
         if part.nbytes:
             yield part
             byte_offset += -(-part.nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def _layout(parts: Sequence[Part], *, rank: int) -> Layout:
+def _end_of(parts: Sequence[Part]) -> int:
+    """Aligned."""
+    return max((-(-(part.byte_offset + part.nbytes) // _ALIGNMENT) * _ALIGNMENT for part in parts), default=0)
+
+
+def _objects(parts: Sequence[Part], prefix: str) -> tuple[PlannedObject, ...]:
     """Chunks gathered into objects of about OBJECT_BYTES, in the order of the buffer."""
-    objects: list[PlannedObject] = []
-    open_chunks: list[PlannedChunk] = []
-    begin = end = 0
-
-    def close() -> None:
-        name = f"{rank}-{len(objects)}.distcp"
-        objects.append(PlannedObject(name=name, begin=begin, end=end, chunks=tuple(open_chunks)))
-        open_chunks.clear()
-
+    groups: list[list[PlannedChunk]] = []
     for chunk in (chunk for part in parts for chunk in _chunks(part)):
-        if open_chunks and chunk.begin + chunk.length - begin > OBJECT_BYTES:
-            close()
-        if not open_chunks:
-            begin = chunk.begin
-        open_chunks.append(chunk)
-        end = chunk.begin + chunk.length
-    if open_chunks:
-        close()
-    return Layout(nbytes=end, objects=tuple(objects))
+        if not groups or chunk.begin + chunk.length - groups[-1][0].begin > OBJECT_BYTES:
+            groups.append([])
+        groups[-1].append(chunk)
+    return tuple(
+        PlannedObject(
+            name=f"{prefix}{number}.distcp",
+            begin=chunks[0].begin,
+            end=chunks[-1].begin + chunks[-1].length,
+            chunks=tuple(chunks),
+        )
+        for number, chunks in enumerate(groups)
+    )
 
 
 def _chunks(part: Part) -> Iterator[PlannedChunk]:

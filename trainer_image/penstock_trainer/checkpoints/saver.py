@@ -1,4 +1,4 @@
-"""Saves after their copy: the thread that has the writer write, gathers the ranks' receipts and has rank 0's commit.
+"""Saves after their copy: the thread that has the writer write, gathers the ranks' receipts and has one rank's commit.
 
 Receipts travel through the store that the ranks met at. No collective: those belong to the training thread, and a rank
 whose objects are stored late must not hold up a step of the others.
@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,18 +41,47 @@ class Save:
     directory: str
     """Below the step's; no other save of the run has it."""
     manifest: Mapping[str, Any]
-    """Of rank 0; see Committer.commit."""
+    """See Committer.commit; used by the rank that commits."""
     before_commit: Callable[[], None] | None = None
+    """On the rank that commits, once all is written."""
+    to_root: bool = True
+    """Whether a save that goes to a node's disk goes on from there."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Ranks whose objects make one checkpoint; the first of them commits it."""
+
+    name: str
+    """Tells its receipts from those of other groups."""
+    ranks: Sequence[int]
+    rank: int
+    """This one."""
+
+    @property
+    def commits(self) -> bool:
+        """Whether it is this rank that does."""
+        return self.rank == self.ranks[0]
 
 
 class Saver:
     """One save at a time. For the training thread; nothing but `wait` and `close` blocks."""
 
-    def __init__(self, setup: Setup, buffer_fileno: int, world: World) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        buffer_fileno: int,
+        world: World,
+        group: Group,
+        *,
+        on_written: Callable[[Save], None] | None = None,
+    ) -> None:
+        """`on_written` is called, in the saver's thread, when this rank's part of a save is stored."""
         self._setup = setup
         self._buffer_fileno = buffer_fileno
-        self._env = world.env
-        self._store: Store | None = world.own_store() if world.env.world_size > 1 else None
+        self._group = group
+        self._on_written = on_written
+        self._store: Store | None = world.own_store() if len(group.ranks) > 1 else None
         self._queue: queue.SimpleQueue[Save | None] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
@@ -63,7 +92,7 @@ class Saver:
         self.failure: Exception | None = None
         """What makes further saves pointless."""
         self.last_error: Exception | None = None
-        """Of the last save; None when it was stored, and on rank 0 committed."""
+        """Of the last save; None when it was stored and, on the rank that commits, committed."""
         self._writer = WriterProcess(self._setup, self._buffer_fileno)
         self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
         self._thread.start()
@@ -83,7 +112,7 @@ class Saver:
         return self._idle.wait(timeout_seconds)
 
     def take_committed(self) -> list[tuple[int, float]]:
-        """(step, seconds since its begin) of what became a checkpoint since the last call; on rank 0."""
+        """(step, seconds since its begin) of what became a checkpoint since the last call; on the rank that commits."""
         taken = self._committed[:]
         del self._committed[: len(taken)]
         return taken
@@ -115,10 +144,12 @@ class Saver:
             self._tell(save, {"failed": failure_of(exc)})
             raise
         self._tell(save, {"written": receipt})
-        if not self._env.is_primary:
+        if self._on_written:
+            self._on_written(save)
+        if not self._group.commits:
             return
         receipts = [receipt, *self._receipts_of_others(save)]
-        if save.before_commit:
+        if save.before_commit and self._setup.asks_owner:
             save.before_commit()
         told = {"manifest": save.manifest, "directory": save.directory, "receipts": receipts}
         self._ask("commit", told)
@@ -135,27 +166,27 @@ class Saver:
             except WriterLostError as exc:
                 if self._is_closing:
                     raise PeerError("the run ended before its last save was a checkpoint") from exc
-                logger.warning("the writer of rank %d was lost (%s); starting another", self._env.rank, exc)
+                logger.warning("the writer of rank %d was lost (%s); starting another", self._group.rank, exc)
                 self._writer.close()
                 self._writer = WriterProcess(self._setup, self._buffer_fileno)
                 if lost == MAX_WRITERS_LOST - 1:
                     raise CheckpointError(
-                        f"the process that writes rank {self._env.rank}'s checkpoints was lost {MAX_WRITERS_LOST} times "
+                        f"the process that writes rank {self._group.rank}'s checkpoints was lost {MAX_WRITERS_LOST} times "
                         f"in one save ({exc}). If the node runs out of memory, give it more: a save keeps a copy of the "
                         "rank's state in host memory."
                     ) from exc
         raise AssertionError("the last try returns or raises")
 
     def _tell(self, save: Save, answer: Mapping[str, Any]) -> None:
-        """Rank 0 how the write ended."""
-        if self._store is not None and not self._env.is_primary:
-            self._store.set(_key(save, self._env.rank), canonical_json(answer))
+        """The rank that commits how the write ended."""
+        if self._store is not None and not self._group.commits:
+            self._store.set(self._key(save, self._group.rank), canonical_json(answer))
 
     def _receipts_of_others(self, save: Save) -> list[Mapping[str, Any]]:
-        """Blocks until all ranks have written. Raises what a rank failed with."""
+        """Blocks until all ranks of the group have written. Raises what a rank failed with."""
         receipts = []
-        for rank in range(1, self._env.world_size):
-            [(kind, answer)] = json.loads(self._received(_key(save, rank))).items()
+        for rank in self._group.ranks[1:]:
+            [(kind, answer)] = json.loads(self._received(self._key(save, rank))).items()
             if kind == "failed":
                 failure = from_dict(Failure, answer)
                 raise error_of(Failure(kind=failure.kind, error=f"rank {rank}: {failure.error}"))
@@ -186,6 +217,5 @@ class Saver:
             first_line(error),
         )
 
-
-def _key(save: Save, rank: int) -> str:
-    return f"checkpoint/{save.directory}/{save.step}/{rank}"
+    def _key(self, save: Save, rank: int) -> str:
+        return f"checkpoint/{self._group.name}/{save.directory}/{save.step}/{rank}"

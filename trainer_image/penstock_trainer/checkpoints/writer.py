@@ -24,13 +24,15 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import google_crc32c
 
 from penstock_trainer.checkpoints.commit import Committer
-from penstock_trainer.checkpoints.layout import Layout, PlannedObject, Receipt, TensorInfo
+from penstock_trainer.checkpoints.layout import PlannedObject, Receipt, TensorInfo
 from penstock_trainer.checkpoints.ownership import check_ownership
 from penstock_trainer.checkpoints.retention import Retention
 from penstock_trainer.contract.checkpoint import CheckpointObject, Owner, step_dir_uri
@@ -57,12 +59,16 @@ FailureKind = Literal["fenced", "unavailable", "refused"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """What does not change between saves."""
+    """What does not change between saves: whence a rank's objects come, and where they go."""
 
     root_uri: str
+    """Where checkpoints go."""
     owner: Owner
-    rank: int
-    layout: Layout
+    asks_owner: bool = True
+    """Whether each write asks first if `owner` still owns the root. Not of a node's own disk, which has no owner.json."""
+    objects: tuple[PlannedObject, ...]
+    source_dir: str = ""
+    """Path of another root from whose files the objects are taken. Empty: they are stretches of the buffer."""
     tensors: Mapping[str, TensorInfo]
     retention: Retention
 
@@ -84,16 +90,21 @@ class Writer:
         self._buffer = buffer
         self._storage = storage
         self._committer = Committer(
-            setup.root_uri, setup.owner, self._storage, tensors=setup.tensors, retention=setup.retention
+            setup.root_uri,
+            setup.owner,
+            storage,
+            check_owner=self._check_owner,
+            tensors=setup.tensors,
+            retention=setup.retention,
         )
 
     def write(self, step: int, directory: str) -> Receipt:
         """Store the buffer as objects below `directory` of the step's directory, unless the root has another owner."""
-        check_ownership(self._setup.root_uri, self._setup.owner, self._storage)
+        self._check_owner()
         chunks: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
         objects = []
         with ThreadPoolExecutor(OBJECTS_AT_ONCE) as pool:
-            planned = self._setup.layout.objects
+            planned = self._setup.objects
             stored = pool.map(lambda one: self._store(one, step, directory), planned)
             for one, (entry, checksums) in zip(planned, stored, strict=True):
                 objects.append(entry)
@@ -113,15 +124,31 @@ class Writer:
 
     def _store(self, planned: PlannedObject, step: int, directory: str) -> tuple[CheckpointObject, list[str]]:
         """Its entry for the manifest, and the CRC32C of each of its chunks."""
-        data = self._buffer[planned.begin : planned.end]
-        sha256, checksums = _hashed(data, planned)
         name = join(directory, planned.name)
-        uri = join(step_dir_uri(self._setup.root_uri, step), name)
-        info = self._storage.write(uri, data)
+        with self._bytes_of(planned, step, name) as data:
+            sha256, checksums = _hashed(data, planned)
+            info = self._storage.write(join(step_dir_uri(self._setup.root_uri, step), name), data)
         entry = CheckpointObject(
             name=name, generation=info.generation, size=info.size, crc32c=info.crc32c, sha256=sha256
         )
         return entry, checksums
+
+    @contextmanager
+    def _bytes_of(self, planned: PlannedObject, step: int, name: str) -> Iterator[memoryview]:
+        if not self._setup.source_dir:
+            yield self._buffer[planned.begin : planned.end]
+            return
+        path = Path(step_dir_uri(self._setup.source_dir, step), name)
+        try:
+            file = path.open("rb")
+        except OSError as exc:
+            raise StorageUnavailableError(f"{path} cannot be read any more: {exc}") from exc
+        with file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as data:
+            yield data
+
+    def _check_owner(self) -> None:
+        if self._setup.asks_owner:
+            check_ownership(self._setup.root_uri, self._setup.owner, self._storage)
 
 
 def _hashed(data: memoryview, planned: PlannedObject) -> tuple[str, list[str]]:

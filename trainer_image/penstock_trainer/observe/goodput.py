@@ -155,14 +155,18 @@ class GoodputLog:
                 marks=_thinned((*self._record.marks, Mark(step=step, compute_seconds=spent))),
             )
 
-    def committed(self, step: int) -> None:
-        """The step became a checkpoint. From any thread; nothing happens for a step that `saving` was not told."""
+    def committed(self, step: int, write_seconds: float | None = None) -> None:
+        """The step became a checkpoint, so many seconds after its save began; None: now.
+
+        From any thread; nothing happens for a step that `saving` was not told.
+        """
         with self._lock:
             began = self._saving.pop(step, None)
             if began is None:
                 return
             self._saving = {other: at for other, at in self._saving.items() if other > step}
-            saves, seconds = self._record.saves, self._now() - began
+            saves = self._record.saves
+            seconds = self._now() - began if write_seconds is None else write_seconds
             self._record = replace(
                 self._record,
                 committed_step=step,
@@ -232,8 +236,8 @@ class GoodputLog:
             self._tell_run()
 
     def _until_next_write(self) -> float:
-        """A quarter of its age, so that little is unknown of an attempt that is killed early, and soon the interval."""
-        return min(self._interval_seconds, (self._now() - self._started_at) / 4)
+        """A twentieth of its age, so that little is unknown of an attempt that is killed early; later the interval."""
+        return min(self._interval_seconds, (self._now() - self._started_at) / 20)
 
     def _write(self) -> None:
         record = self.record()

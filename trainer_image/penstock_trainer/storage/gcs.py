@@ -63,11 +63,11 @@ class GcsStorage:
         self._client = client or Client()
         self._deadline_seconds = deadline_seconds
         # A conditional write that is retried after a lost answer finds its own object; see `write`.
-        self._retry = DEFAULT_RETRY.with_delay(initial=0.5, maximum=30.0, multiplier=2.0).with_timeout(
-            deadline_seconds
-        )
+        self._retry = DEFAULT_RETRY.with_delay(
+            initial=min(0.5, deadline_seconds / 100), maximum=30.0, multiplier=2.0
+        ).with_timeout(deadline_seconds)
         self._translate = _Translation(deadline_seconds)
-        self._session = SessionTransfer(self._client)
+        self._session = SessionTransfer(self._client, timeout_seconds=deadline_seconds)
         self._obstore_bytes = obstore_bytes
         self._obstore = None if obstore_bytes is None else self._obstore_transfer()
 
@@ -197,6 +197,7 @@ class GcsStorage:
             with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
                 checksum = crc32c(memoryview(mapped))
         blob = self._blob(uri)
+        blob.chunk_size = PIECE_BYTES  # of each request; by default the library holds 100 MiB
         blob.crc32c = checksum  # the server refuses other bytes
 
         def put() -> int:

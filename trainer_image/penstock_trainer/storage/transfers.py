@@ -7,6 +7,7 @@ and billed, by a process that is killed; an upload that is cut off leaves nothin
 from __future__ import annotations
 
 import html
+import logging
 import re
 import threading
 import urllib.parse
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
     from google.cloud.storage import Client
     from obstore.store import GCSCredential, GCSStore
 
-TIMEOUT_SECONDS = (10.0, 60.0)
-"""Of connecting, and of waiting for the next bytes."""
+CONNECT_SECONDS = 10.0
+IDLE_SECONDS = 60.0
+"""Without a byte from the server, or taken by it."""
+
+log = logging.getLogger(__name__)
 
 _CODE = re.compile(r"<(Code|Message|Details)>(.*?)</\1>", re.DOTALL)
 _DIGEST_CODES = ("BadDigest", "InvalidDigest")
@@ -65,9 +69,11 @@ class SessionTransfer:
     The server is told the CRC32C and refuses other bytes, which therefore are never seen by anybody.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, *, timeout_seconds: float = IDLE_SECONDS) -> None:
+        """`timeout_seconds`: for how long nothing may move."""
         from google.api_core.exceptions import from_http_status
 
+        self._timeout = (min(CONNECT_SECONDS, timeout_seconds), min(IDLE_SECONDS, timeout_seconds))
         self._session: requests.Session = client._http
         self._endpoint = client.api_endpoint.rstrip("/")
         self._error_of = from_http_status
@@ -145,10 +151,10 @@ class SessionTransfer:
             url,
             params=params,
             headers=dict(headers or {}),
-            data=data,
+            data=data,  # type: ignore[arg-type]  # any buffer goes to the socket as it is
             stream=method
             == "GET",  # read by us; of the others the end is read, so that the connection is used again
-            timeout=TIMEOUT_SECONDS,
+            timeout=self._timeout,
         )
         if answer.status_code >= 300:
             with answer:
@@ -183,7 +189,7 @@ class ObstoreTransfer:
         self._token = _TokenSource(client)
         self._client_options: dict[str, Any] = {
             "allow_http": self._endpoint.startswith("http:"),
-            "connect_timeout": timedelta(seconds=TIMEOUT_SECONDS[0]),
+            "connect_timeout": timedelta(seconds=min(CONNECT_SECONDS, timeout_seconds)),
             "timeout": timedelta(seconds=timeout_seconds),
             **_certificates(client._http, self._endpoint),
         }
@@ -233,6 +239,7 @@ class ObstoreTransfer:
         except (errors.AlreadyExistsError, errors.PreconditionError) as exc:
             raise self._precondition_failed(str(exc)) from exc
         except Exception as exc:  # what the trouble was, the session finds out
+            log.info("gs://%s/%s: obstore did not write it, google-cloud-storage will: %s", bucket, name, exc)
             raise NotSentError(f"obstore: {exc}") from exc
 
     def _store(self, bucket: str) -> GCSStore:
@@ -273,8 +280,9 @@ class _TokenSource:
 def _certificates(session: requests.Session, endpoint: str) -> dict[str, bytes]:
     """What the session trusts (REQUESTS_CA_BUNDLE, or what it was given) where that is not the system's."""
     verify = session.merge_environment_settings(endpoint, {}, None, None, None)["verify"]
-    trusted = isinstance(verify, str) and Path(verify).is_file()
-    return {"root_certificate": Path(verify).read_bytes()} if trusted else {}
+    if not isinstance(verify, str) or not Path(verify).is_file():
+        return {}
+    return {"root_certificate": Path(verify).read_bytes()}
 
 
 def _told_crc32c(headers: Mapping[str, str]) -> str | None:

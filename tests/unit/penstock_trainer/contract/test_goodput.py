@@ -210,6 +210,12 @@ def test_a_save_right_after_the_resume_does_not_confuse_the_count() -> None:
     assert record.compute_until(30) == pytest.approx(1.0 + 79.0 / 2)
 
 
+def test_a_checkpoint_newer_than_the_last_record_of_its_attempt_loses_nothing() -> None:
+    records = [killed(1, last_step=35, committed_step=30), later(2, at=130.0, resumed_from=40)]
+    goodput = join_attempts(records, is_over=True)
+    assert (goodput.lost_work, goodput.compute, goodput.idle) == (0.0, 160.0, 30.0)
+
+
 def test_what_a_roll_back_undid_is_lost_work() -> None:
     seconds = AttemptSeconds(startup=10.0, compute=70.0, rolled_back=20.0)
     goodput = join_attempts([attempt(1, seconds=seconds)], is_over=True)

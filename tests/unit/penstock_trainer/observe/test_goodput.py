@@ -151,6 +151,28 @@ def test_the_cost_of_a_save_is_its_stall_and_not_the_wait_for_another() -> None:
     assert record.committed_step == 5
 
 
+def test_a_commit_that_is_told_late_took_as_long_as_is_said() -> None:
+    clock = Clock()
+    log = log_of(clock)
+    with log.saving(5):
+        clock.pass_(1.0)
+    clock.pass_(60.0)
+    log.committed(5, 3.5)
+    assert log.record().saves.mean_write_seconds == 3.5
+
+
+def test_an_attempt_that_is_killed_early_is_known_to_a_part_of_its_age(tmp_path: Path) -> None:
+    clock, storage = Clock(), FileStorage()
+    log = log_of(clock, tmp_path.as_uri(), writes=True, storage=storage)
+    clock.pass_(5.0)  # 10 s old: the next is due after a second, not after the interval of half a minute
+    wait_for(lambda: bool(read_records(tmp_path.as_uri(), storage)))
+    log.restored(3)
+    began = time.monotonic()
+    wait_for(lambda: read_records(tmp_path.as_uri(), storage)[0].resumed_from == 3)
+    assert time.monotonic() - began < 15
+    log.close("failed")
+
+
 def test_a_save_that_failed_is_none_and_a_commit_that_nobody_began_neither() -> None:
     clock = Clock()
     log = log_of(clock)

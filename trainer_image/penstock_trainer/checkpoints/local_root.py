@@ -1,0 +1,69 @@
+"""Checkpoints on the nodes' own disks: each node has what its own ranks hold, and nothing of the others.
+
+Good for one thing: ranks that are started again on the same nodes continue from there, without storage and without
+losing the steps since the last upload. So they count only when every node has the same save, of the same ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock_trainer.checkpoint_root import CheckpointRoot
+from penstock_trainer.contract.checkpoint import Manifest, Owner
+from penstock_trainer.contract.config import JobConfig
+from penstock_trainer.storage import StorageError
+from penstock_trainer.world import World
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _LocalSave:
+    """What tells a save from others of the same step."""
+
+    step: int
+    attempt: str
+    index: str
+
+
+class LocalRoot:
+    """Of one run, on the disk of this node."""
+
+    def __init__(self, local_dir: str, root_uri: str, owner: Owner) -> None:
+        """`local_dir` may be used by other runs too; they have other roots."""
+        self.path = Path(local_dir) / hashlib.sha256(root_uri.rstrip("/").encode()).hexdigest()[:16]
+        self.uri = self.path.as_uri()
+        self._owner = owner
+
+    def newest_on_all_nodes(self, config: JobConfig, world: World) -> Manifest | None:
+        """This node's manifest of the newest save that is whole on every node; None when there is none. Collective.
+
+        Passed over is what other ranks or another strategy wrote, of which a node may lack what its ranks hold now, and
+        what is of no attempt before this one: the root was begun anew since. What cannot be read is logged.
+        """
+        found = self._usable(config, world.env.world_size)
+        common = set.intersection(*(set(saves) for saves in world.gather(list(found))))
+        return found[max(common, key=lambda save: save.step)] if common else None
+
+    def remove(self) -> None:
+        """All of it: the run is over, and its last checkpoint is in the root."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _usable(self, config: JobConfig, world_size: int) -> Mapping[_LocalSave, Manifest]:
+        try:
+            manifests = list(CheckpointRoot(self.uri).whole_steps())
+        except StorageError as exc:
+            logger.warning("the checkpoints on this node's disk cannot be read: %s", exc)
+            return {}
+        written_as = (config.engine.strategy, world_size, config.hash)
+        return {
+            _LocalSave(manifest.step, manifest.attempt, manifest.index): manifest
+            for manifest in manifests
+            if (manifest.strategy, manifest.world_size, manifest.config_hash) == written_as
+            and manifest.fencing_token < self._owner.fencing_token
+        }
