@@ -147,7 +147,7 @@ def kept_lines(root: CheckpointRoot, leftovers: Iterable[Leftover]) -> Iterator[
             groups[one.uri.removeprefix(root.uri + "/").partition("/")[0], one.kept].append(one)
     for (place, reason), members in groups.items():
         count = f"{len(members)} object{'s' if len(members) > 1 else ''}"
-        yield f"kept    {place}: {count}, {told_bytes(sum(one.size for one in members))}: {reason}"
+        yield f"kept     {place}: {count}, {told_bytes(sum(one.size for one in members))}: {reason}"
 
 
 def facts_of(manifest: Manifest) -> dict[str, str]:

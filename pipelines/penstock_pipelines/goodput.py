@@ -17,6 +17,9 @@ from penstock_trainer.contract.goodput import (
 )
 from penstock_trainer.storage import Storage, StorageError, join, storage_for
 
+_NO_OVERLAP_SECONDS = 1.0
+"""The start of a process is known to 10 ms, and clocks that are kept in step differ by as much."""
+
 
 def print_goodput(
     console: Console, spec: CustomJobSpec, *, is_over: bool, storage: Storage | None = None
@@ -73,7 +76,7 @@ def print_table(console: Console, goodput: Goodput) -> None:
     options = plan_options(goodput)
     if options:
         facts.add_row("to plan with", options)
-    if goodput.overlap_seconds:
+    if goodput.overlap_seconds > _NO_OVERLAP_SECONDS:
         told = told_seconds(goodput.overlap_seconds)
         facts.add_row("note", f"{told} are told by two attempts at once: see docs/goodput.md")
     console.print(facts)

@@ -8,9 +8,9 @@ import random
 import re
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from distributed.test_foreign_scripts import ON_CPU, SCRIPT, plain_weights
 from distributed.test_restart import children, wait_for
 from distributed.tiny_dataset import build_dataset
 from distributed.tiny_run import step_events, tiny_config
+from penstock_trainer.checkpoint_root import CheckpointRoot, verify
 from penstock_trainer.contract.checkpoint import Owner, owner_uri
 from penstock_trainer.contract.config import JobConfig, Strategy
 from penstock_trainer.contract.events import StepEvent
@@ -38,14 +39,28 @@ STRATEGIES: tuple[Strategy, ...] = ("fsdp-full", "zero2")
 SAVE = "step-00000020"
 PUBLISH = ["os.link", "os.rename"]
 """What makes an object visible, see FileStorage."""
-# Each with the step after which the run goes on: whether step 20 is a checkpoint yet, and whether all is trained.
-MOMENTS: Mapping[str, tuple[list[tuple[list[str], str]], int]] = {
-    "right before a save": ([(["os.mkdir"], SAVE)], 10),
-    "during a save": ([(PUBLISH, f"{SAVE}/")], 10),
-    "right before a save counts": ([(PUBLISH, f"{SAVE}/manifest.json")], 10),
-    "right after a save": ([(PUBLISH, f"{SAVE}/manifest.json"), (["os.remove"], f"{SAVE}/")], 20),
-    "during the export": ([(PUBLISH, "model/config.json")], STEPS),
-    "right before the export counts": ([(PUBLISH, "model/manifest.json")], STEPS),
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When a rank is killed, by the events of rank 0 or of its writer; and what is a checkpoint then."""
+
+    events: list[tuple[list[str], str]]
+    if_primary: int
+    """The newest step that is one when the victim is rank 0, whose writer ends with it."""
+    otherwise: Collection[int]
+    """What it may be when rank 0 lives on: its writer goes on, and commits if the victim's part is written."""
+
+
+MOMENTS: Mapping[str, Moment] = {
+    "right before a save": Moment([(["os.mkdir"], SAVE)], 10, {10, 20}),
+    "during a save": Moment([(PUBLISH, f"{SAVE}/")], 10, {10, 20}),
+    "right before a save counts": Moment([(PUBLISH, f"{SAVE}/manifest.json")], 10, {20}),
+    "right after a save": Moment(
+        [(PUBLISH, f"{SAVE}/manifest.json"), (["os.remove"], f"{SAVE}/")], 20, {20}
+    ),
+    "during the export": Moment([(PUBLISH, "model/config.json")], STEPS, {STEPS}),
+    "right before the export counts": Moment([(PUBLISH, "model/manifest.json")], STEPS, {STEPS}),
 }
 
 
@@ -126,6 +141,14 @@ def require_export_of_last_attempt(directory: Path) -> None:
     assert (manifest.attempt, manifest.step) == (owner.attempt, STEPS)
 
 
+def newest_checkpoint(directory: Path) -> int:
+    """While no rank of the run lives. Whatever has a manifest then is whole, to its last byte."""
+    root = CheckpointRoot((directory / "checkpoints").as_uri())
+    committed = [step for step in root.steps() if root.state(step).condition != "not committed"]
+    assert [finding for step in committed for finding in verify(root, step)] == []
+    return committed[0]
+
+
 @pytest.fixture(scope="module", params=STRATEGIES)
 def clean(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Clean:
     return Clean(tmp_path_factory.mktemp(request.param), request.param)
@@ -135,27 +158,23 @@ def clean(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_a_rank_killed_at_a_delicate_moment_changes_no_loss(
     clean: Clean, tmp_path: Path, moment: str
 ) -> None:
-    events, resumed_after = MOMENTS[moment]
+    when = MOMENTS[moment]
     victim = random.Random(f"{clean.config.engine.strategy} {moment}").randrange(WORLD_SIZE)
-    storm = Storm(directory=str(tmp_path), victim=victim, moment=events)
-    command = [
-        sys.executable,
-        "-m",
-        "distributed.storm_ranks",
-        "launch",
-        f"--config={clean.config.to_json()}",
-    ]
-
-    with Nodes(command, {**job_uris(tmp_path), "STORM": json.dumps(asdict(storm))}) as nodes:
+    storm = Storm(directory=str(tmp_path), victim=victim, moment=when.events)
+    with Nodes(our_trainer(clean.config), {**job_uris(tmp_path), **storm.env}) as nodes:
+        for launcher in nodes.launchers:
+            wait_for("restart 1 of", launcher, of="stderr")
+        newest = newest_checkpoint(tmp_path)
+        storm.open_gate(1)
         found = nodes.finished()
         assert nodes.restarts() == [lost(victim)]
+        assert f"continuing from step {newest} of" in nodes.launchers[0].stderr
 
+    assert newest in ({when.if_primary} if victim == 0 else when.otherwise)
     clean.require_equal(found)
     steps = [event.step for event in found]
     went_back_to = [here for before, here in pairwise(steps) if here != before + 1]
-    if moment == "right before a save counts" and victim != 0:
-        resumed_after = 20  # rank 0 lives, and makes it count
-    assert went_back_to == ([resumed_after + 1] if resumed_after < 20 else [])
+    assert went_back_to in ([], [newest + 1])
     require_export_of_last_attempt(tmp_path)
 
 

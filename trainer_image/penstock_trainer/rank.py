@@ -93,12 +93,17 @@ def _train(
             preflight.check(world)
         trainer = Trainer(config, world, preemption, heart)
         record.attempt = trainer.checkpoints.owner.attempt
-        return End(outcome=trainer.fit(), step=trainer.progress.step)
+        outcome = trainer.fit()
+        # Of a preempted run's time, little is left.
+        trainer.goodput.close(outcome, timeout_seconds=1.0 if outcome == "preempted" else 10.0)
+        return End(outcome=outcome, step=trainer.progress.step)
     except Exception as exc:
         if ran_out_of_memory(exc):
             exc.add_note(_memory_told(config, world, trainer))
         end = End.of(exc, step=trainer.progress.step if trainer else 0)
         logger.exception("rank %d: %s at step %d", world.env.rank, end.outcome, end.step)
+        if trainer:
+            trainer.goodput.close(end.outcome)
         return end
 
 

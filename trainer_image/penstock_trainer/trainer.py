@@ -37,13 +37,14 @@ from penstock_trainer.model.build import build_model
 from penstock_trainer.model.objective import Objective
 from penstock_trainer.observe.clock import clock_for
 from penstock_trainer.observe.flops import flops_per_token
+from penstock_trainer.observe.goodput import GoodputLog
 from penstock_trainer.observe.observer import Observer
 from penstock_trainer.optim import learning_rate
 from penstock_trainer.outcome import Outcome
 from penstock_trainer.preemption import Preemption
 from penstock_trainer.storage import storage_for
 from penstock_trainer.tuning import TuningReport
-from penstock_trainer.world import World, is_lost_peer
+from penstock_trainer.world import World, is_lost_peer, is_transient
 
 logger = logging.getLogger(__name__)
 
@@ -84,11 +85,36 @@ class Trainer:
     def __init__(
         self, config: JobConfig, world: World, preemption: Preemption, heart: Heart | None = None
     ) -> None:
+        root_uri, owner = _owned_root(config, world)
+        # Before anything that takes time, so that an attempt that does not get far is known too.
+        self.goodput = GoodputLog(
+            root_uri,
+            owner,
+            world_size=world.env.world_size,
+            num_nodes=world.env.world_size // world.env.local_world_size,
+            save_interval=config.checkpoint.interval,
+            writes=world.env.is_primary,
+        )
+        try:
+            self._open(config, world, preemption, heart or Heart(None), root_uri, owner)
+        except Exception as exc:
+            self.goodput.close("retryable" if is_transient(exc) else "failed")
+            raise
+
+    def _open(
+        self,
+        config: JobConfig,
+        world: World,
+        preemption: Preemption,
+        heart: Heart,
+        root_uri: str,
+        owner: Owner,
+    ) -> None:
         torch.manual_seed(config.seed)
         self.config = config
         self.world = world
         self.preemption = preemption
-        self.heart = heart or Heart(None)
+        self.heart = heart
         self.batch = BatchPlan.of(config, world.env.world_size)
         self.data = open_data(config, world)
         self.model = build_model(config.model, vocab_size=self.data.vocab_size, seed=config.seed)
@@ -97,12 +123,12 @@ class Trainer:
         objective = Objective(self.model, chunk_tokens=config.engine.loss_chunk_tokens)
         self.clock = clock_for(world.device, finds_waits=world.env.world_size > 1)
         self.engine = build_engine(objective, config, self.batch, world, self.clock)
-        root_uri, owner = _owned_root(config, world)
         sha256 = self.data.tokenizer_sha256
         local_dir = config.checkpoint.local_dir
         self.local_root = LocalRoot(local_dir, root_uri, owner) if local_dir else None
         self.restorer = Restorer(root_uri, config, world, tokenizer_sha256=sha256, local_root=self.local_root)
         self.progress = self._restore() or Progress()
+        self.goodput.restored(self.progress.step)
         self.checkpoints = Checkpointer(
             root_uri,
             owner,
@@ -170,13 +196,13 @@ class Trainer:
             ahead=self.config.data.prefetch_steps,
             device=self.world.device,
         )
-        with loader, collected_by_step():
+        with loader, collected_by_step(), self.goodput.span("compute"):
             outcome = self._train(loader)
         if outcome == "done":
-            self.heart.beat("saving", self.progress.step)
-            self.checkpoints.finish()
+            self._finish_saving()
             self.heart.beat("exporting", self.progress.step)
-            self._export()
+            with self.goodput.span("export"):
+                self._export()
             if self.local_root and self.world.env.local_rank == 0:
                 self.local_root.remove()
         return outcome
@@ -232,6 +258,8 @@ class Trainer:
         self.progress = self.progress.after(samples=config.global_batch, targets=targets)
         self.guard.saw(self.progress.step, result)
         self.has_stepped = True
+        self.goodput.step_done(self.progress.step)
+        self._tell_committed()
         collect_at(self.progress.step)
         return self._due(*answer.wait()), rate
 
@@ -281,7 +309,7 @@ class Trainer:
     def _evaluate(self) -> bool:
         """Score the step, and keep in the progress what follows from it; whether it is the best so far. Collective."""
         assert self.evaluation is not None, "an evaluation is due only where there is one"
-        with self.clock.span("evaluation"):
+        with self.clock.span("evaluation"), self.goodput.span("evaluation"):
             average_buffers(self.model)
             scores = self.evaluation.run(lambda: self.heart.beat("evaluating", self.progress.step))
         config = self.config.evaluation
@@ -303,8 +331,7 @@ class Trainer:
     def _roll_back(self, reason: str) -> None:
         """Continue from the newest checkpoint with the data that follows what was seen. Collective."""
         seen = self.progress
-        self.heart.beat("saving", seen.step)
-        self.checkpoints.finish()
+        self._finish_saving()
         restored = self._restore()
         if restored is None:
             raise DivergedError(
@@ -312,6 +339,7 @@ class Trainer:
                 "guard.on_non_finite and guard.on_spike be other than roll-back."
             )
         self.progress = replace(restored, samples_seen=seen.samples_seen)
+        self.goodput.rolled_back(restored.step)
         self.observer.begin_anew(self.progress)
         self.metrics.roll_back(restored.step)
         logger.warning(
@@ -340,21 +368,24 @@ class Trainer:
             average_buffers(self.model)
             if due.busy or (to_root and due.uploading):
                 logger.info("the save of step %d waits for the one before it", self.progress.step)
-                self.checkpoints.wait()
+                with self.goodput.span("blocked_by_saving"):
+                    self.checkpoints.wait()
             self._copy(to_root=to_root)
 
     def _copy(self, *, to_root: bool) -> None:
         recorded = self.metrics.recorded
-        self.checkpoints.save(
-            self.progress,
-            self.engine.state(),
-            before_commit=lambda: self._upload(recorded),
-            to_root=to_root,
-        )
+        self.world.wait_for_device()  # else what it still computes would count as the copy's time
+        with self.goodput.saving(self.progress.step):
+            self.checkpoints.save(
+                self.progress,
+                self.engine.state(),
+                before_commit=lambda: self._upload(recorded),
+                to_root=to_root,
+            )
 
     def _save_in_time(self) -> None:
         """The last save of a run that was told to stop, if it fits into what is left of the time. Collective."""
-        if not self.checkpoints.finish(self._seconds_left()):
+        if not self._finish_saving(self._seconds_left()):
             logger.warning(
                 "the save under way did not end in time; the run will continue from the one before"
             )
@@ -368,8 +399,20 @@ class Trainer:
             return
         average_buffers(self.model)
         self._copy(to_root=True)
-        if not self.checkpoints.finish(self._seconds_left()):
+        if not self._finish_saving(self._seconds_left()):
             logger.warning("the save of step %d did not end in time", self.progress.step)
+
+    def _finish_saving(self, timeout_seconds: float | None = None) -> bool:
+        """See Checkpointer.finish."""
+        self.heart.beat("saving", self.progress.step)
+        with self.goodput.span("blocked_by_saving"):
+            is_in_time = self.checkpoints.finish(timeout_seconds)
+        self._tell_committed()
+        return is_in_time
+
+    def _tell_committed(self) -> None:
+        for step, seconds in self.checkpoints.committed():
+            self.goodput.committed(step, seconds)
 
     def _seconds_left(self) -> float:
         """Of the shortest budget of any rank. Collective."""
@@ -381,7 +424,8 @@ class Trainer:
 
     def _restore(self) -> Progress | None:
         self.heart.beat("restoring", 0)
-        progress = self.restorer.restore(self.engine.state())
+        with self.goodput.span("restore"):
+            progress = self.restorer.restore(self.engine.state())
         if progress is None:
             logger.info("no checkpoint: beginning at step 0")
         else:

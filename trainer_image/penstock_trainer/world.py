@@ -83,6 +83,11 @@ class World:
             # A rank that ends without this can die of SIGABRT although its work is done.
             dist.destroy_process_group()
 
+    def wait_for_device(self) -> None:
+        """Until what was given to it is done; nothing on CPU. Not collective."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def own_store(self) -> Store:
         """A connection of its own to the store that the ranks met at, for another thread. Not collective."""
         store: Any = dist.distributed_c10d._get_default_store()

@@ -228,9 +228,10 @@ def _copy(source_dir: str, target_dir: str, entry: CheckpointObject) -> None:
             if_generation_match=there.generation if there else 0,
         )
     except PreconditionFailedError:
-        info = storage_for(target).stat(target)
-        if info is None:
+        standing = storage_for(target).stat(target)
+        if standing is None:
             raise
+        info = standing
     except ObjectNotFoundError as exc:
         raise CheckpointError(
             f"{source} is gone, or not what its manifest names: {exc} Train again."

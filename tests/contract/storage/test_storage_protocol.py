@@ -29,14 +29,15 @@ from penstock_trainer.storage import (
 Place = tuple[Storage, str]
 
 
-@pytest.fixture(params=["file", "gs"])
+@pytest.fixture(params=["file", "gs", "gs, all through obstore"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """A storage and a URI below which nothing stands."""
     if request.param == "file":
         return FileStorage(), (tmp_path / "a root").as_uri()
     client: gcs.Client = request.getfixturevalue("client")
     bucket: gcs.Bucket = request.getfixturevalue("bucket")
-    return GcsStorage(client), f"gs://{bucket.name}/a root"
+    obstore_bytes = None if request.param == "gs" else 0
+    return GcsStorage(client, obstore_bytes=obstore_bytes), f"gs://{bucket.name}/a root"
 
 
 def test_what_is_written_is_read_whole_and_in_ranges(place: Place) -> None:
@@ -165,6 +166,43 @@ def test_a_copy_has_the_same_bytes(place: Place) -> None:
     source = storage.write(f"{root}/source", b"payload")
     assert storage.copy(f"{root}/source", f"{root}/target").crc32c == source.crc32c
     assert storage.read(f"{root}/target") == b"payload"
+
+
+def test_a_copy_has_conditions_on_both_ends(place: Place) -> None:
+    storage, root = place
+    first = storage.write(f"{root}/source", b"1")
+    copied = storage.copy(f"{root}/source", f"{root}/target", source_generation=first.generation)
+    second = storage.write(f"{root}/source", b"2")
+    with pytest.raises(ObjectNotFoundError, match="source"):
+        storage.copy(f"{root}/source", f"{root}/target", source_generation=first.generation)
+    with pytest.raises(PreconditionFailedError, match="target"):
+        storage.copy(f"{root}/source", f"{root}/target", if_generation_match=0)
+    assert storage.read(f"{root}/target", generation=copied.generation) == b"1"
+    storage.copy(
+        f"{root}/source",
+        f"{root}/target",
+        source_generation=second.generation,
+        if_generation_match=copied.generation,
+    )
+    assert storage.read(f"{root}/target") == b"2"
+
+
+def test_a_file_goes_up_only_where_nothing_stands(place: Place, tmp_path: Path) -> None:
+    storage, root = place
+    (tmp_path / "up").write_bytes(b"payload")
+    storage.upload(tmp_path / "up", f"{root}/once", if_generation_match=0)
+    (tmp_path / "up").write_bytes(b"another")
+    with pytest.raises(PreconditionFailedError, match="once"):
+        storage.upload(tmp_path / "up", f"{root}/once", if_generation_match=0)
+    assert storage.read(f"{root}/once") == b"payload"
+
+
+def test_a_copy_to_another_scheme_is_not_the_services(place: Place, tmp_path: Path) -> None:
+    storage, root = place
+    storage.write(f"{root}/source", b"payload")
+    other = "gs://bucket/name" if root.startswith("file:") else (tmp_path / "target").as_uri()
+    with pytest.raises(UnsupportedUriError):
+        storage.copy(f"{root}/source", other)
 
 
 def test_unwritten_temporaries_are_not_objects(tmp_path: Path) -> None:

@@ -170,10 +170,10 @@ def test_gc_says_what_it_keeps_and_why(root: CheckpointRoot) -> None:
     own(root, FIRST, 3)
     output = checkpoints("gc", root.uri, "--older-than", "0").output
     assert (
-        "kept    step-00000030: 3 objects, 5.49 kB: attempt aaaaaaaa owns the root and may be running"
+        "kept     step-00000030: 3 objects, 5.49 kB: attempt aaaaaaaa owns the root and may be running"
         in output
     )
-    assert "kept    step-00000020: 1 object, 4 B: it is not of the checkpoint layout" in output
+    assert "kept     step-00000020: 1 object, 4 B: it is not of the checkpoint layout" in output
     assert "3 to delete" in checkpoints("gc", root.uri, "--older-than", "0", "--finished").output
 
 

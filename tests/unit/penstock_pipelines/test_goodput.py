@@ -128,6 +128,17 @@ def test_a_person_sees_where_the_time_went_and_how_often_to_save(tmp_path: Path)
         assert told in lines
 
 
+@pytest.mark.parametrize(("started_at", "is_told"), [(3600.0, False), (3599.99, False), (3000.0, True)])
+def test_attempts_that_overlap_are_pointed_out(tmp_path: Path, started_at: float, is_told: bool) -> None:
+    root_uri = leave(
+        tmp_path,
+        record(1, started_at=0.0, resumed_from=0, is_killed=True),
+        record(2, started_at=started_at, resumed_from=250, is_killed=False),
+    )
+    told = printed(job(config_arg(root_uri)))
+    assert ("10 min are told by two attempts at once" in told) == is_told
+
+
 def test_what_was_measured_is_what_plan_takes(tmp_path: Path) -> None:
     root_uri = leave(
         tmp_path,

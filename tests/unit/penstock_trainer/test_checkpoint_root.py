@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import time
@@ -100,3 +101,33 @@ def test_verify_holds_a_few_pieces_of_an_object_in_memory_and_not_the_object(roo
         tracemalloc.stop()
     assert peak < 48 << 20  # one object in pieces of 16 MiB, the next read before the last is let go
     assert path.exists()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_attempts_have_left_gc_keeps_every_checkpoint_and_what_the_owner_may_still_commit(
+    root: CheckpointRoot, tmp_path: Path, seed: int
+) -> None:
+    """Saves in any order by any attempt, cut off before the manifest or damaged after it."""
+    draw = random.Random(seed)
+    owner = draw.choice([FIRST, SECOND, "cccccccc"])
+    own(root, owner, 3)
+    pending = {}
+    for _ in range(12):
+        step, attempt = draw.choice([10, 20, 30]), draw.choice([FIRST, SECOND, "cccccccc"])
+        objects = write_objects(root, step, attempt)
+        pending.pop((step, attempt), None)
+        if draw.random() < 0.5:
+            commit(root, step, objects, attempt=attempt)
+        elif attempt == owner:
+            pending[step, attempt] = objects
+        if draw.random() < 0.1:
+            (tmp_path / "root" / f"step-{step:08d}/manifest.json").write_bytes(b"?")
+    before = {step: root.state(step) for step in root.steps()}
+    remove_leftovers(root, find_leftovers(root, now=TOMORROW))
+    assert {step: root.state(step) for step in root.steps()} == {
+        step: state for step, state in before.items() if step in root.steps()
+    }
+    assert {step for step, state in before.items() if state.condition != "not committed"} <= set(root.steps())
+    for (step, attempt), objects in pending.items():
+        commit(root, step, objects, attempt=attempt)
+        assert verify(root, step) == []

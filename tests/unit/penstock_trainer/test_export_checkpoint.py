@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from compiled import ROOT
+from distributed.tiny_dataset import build_dataset
+from distributed.tiny_run import tiny_config
 from made_checkpoints import commit, fixture_root, save
 from penstock_trainer.checkpoint_root import CheckpointRoot
 from penstock_trainer.contract.checkpoint import Owner, step_dir_uri
@@ -21,6 +25,7 @@ from penstock_trainer.export import read_export
 from penstock_trainer.export_checkpoint import export_checkpoint
 from penstock_trainer.metrics import MetricsLog
 from penstock_trainer.storage import ObjectCorruptError, join
+from penstock_trainer.testing import run_cluster
 
 DATASET = ROOT / "tests/distributed/formats/format-1/dataset"
 
@@ -117,3 +122,21 @@ def test_a_checkpoint_that_is_damaged_or_not_of_its_model_is_refused(
     with pytest.raises(ObjectCorruptError, match="is not the object that was written"):
         export(root, tmp_path)
     assert not (tmp_path / "model").exists()
+
+
+def test_of_the_last_step_it_is_what_the_run_itself_has_exported(tmp_path: Path) -> None:
+    root_uri, theirs = (tmp_path / "checkpoints").as_uri(), tmp_path / "theirs"
+    config = tiny_config(build_dataset(tmp_path / "data"), root_uri, strategy="zero2", processes_per_node=2)
+    command = [sys.executable, "-m", "penstock_trainer", f"--config={config.to_json()}"]
+    [node] = run_cluster([command], env={"AIP_MODEL_DIR": theirs.as_uri()})
+    assert node.returncode == 0, node.stderr
+    export_checkpoint(CheckpointRoot(root_uri), config.steps, (tmp_path / "ours").as_uri())
+    files = sorted(path.name for path in theirs.iterdir())
+    assert sorted(path.name for path in (tmp_path / "ours").iterdir()) == files
+    for name in set(files) - {"manifest.json"}:
+        assert (tmp_path / "ours" / name).read_bytes() == (theirs / name).read_bytes(), name
+    ours, other = (
+        replace(ExportManifest.from_json((directory / "manifest.json").read_bytes()), objects=())
+        for directory in (tmp_path / "ours", theirs)
+    )
+    assert ours == other

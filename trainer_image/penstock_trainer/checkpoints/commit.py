@@ -113,14 +113,26 @@ class Committer:
         """Delete checkpoints that need not be kept, if one was committed. What cannot be deleted is logged and left."""
         if self._newest is None:
             return
+        best = self._newest.best.step if self._newest.best else None
         try:
-            best = self._newest.best.step if self._newest.best else None
-            for step in self._retention.dropped(self._committed(self._newest.step), best=best):
-                self._root.delete(self._root.manifest(step))
-                del self._known[step]
-                logger.info("deleted the checkpoint of step %d", step)
+            dropped = self._retention.dropped(self._committed(self._newest.step), best=best)
+        except StorageError as exc:
+            logger.warning("old checkpoints are left where they are: %s", exc)
+            return
+        for step in dropped:
+            self._drop(step)
+
+    def _drop(self, step: int) -> None:
+        try:
+            self._root.delete(self._root.manifest(step))
+        except ObjectNotFoundError:
+            pass  # deleted before, but for objects that could not be
         except (StorageError, ContractError) as exc:
             logger.warning("an old checkpoint is left where it is: %s", exc)
+            return
+        else:
+            logger.info("deleted the checkpoint of step %d", step)
+        del self._known[step]
 
     def _committed(self, newest: int) -> list[int]:
         """Steps up to the newest that are checkpoints. Later ones were not continued from: they are damaged."""

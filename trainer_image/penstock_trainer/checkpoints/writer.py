@@ -12,7 +12,6 @@ because it then starts in a third of a second and holds 60 MB. It ends with its 
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import logging
@@ -29,8 +28,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import google_crc32c
-
 from penstock_trainer.checkpoints.commit import Committer
 from penstock_trainer.checkpoints.layout import PlannedObject, Receipt, TensorInfo
 from penstock_trainer.checkpoints.ownership import check_ownership
@@ -40,6 +37,8 @@ from penstock_trainer.contract.fields import ContractError, canonical_json, from
 from penstock_trainer.errors import FencedError, TrainerError
 from penstock_trainer.observe.structured_logs import log_to_stderr
 from penstock_trainer.storage import (
+    Crc32c,
+    PreconditionFailedError,
     Storage,
     StorageError,
     StorageUnavailableError,
@@ -125,13 +124,25 @@ class Writer:
     def _store(self, planned: PlannedObject, step: int, directory: str) -> tuple[CheckpointObject, list[str]]:
         """Its entry for the manifest, and the CRC32C of each of its chunks."""
         name = join(directory, planned.name)
+        uri = join(step_dir_uri(self._setup.root_uri, step), name)
         with self._bytes_of(planned, step, name) as data:
-            sha256, checksums = _hashed(data, planned)
-            info = self._storage.write(join(step_dir_uri(self._setup.root_uri, step), name), data)
+            hashes = _hashed(data, planned)
+            try:
+                info = self._storage.write(uri, data, if_generation_match=0, known_crc32c=hashes.crc32c)
+            except PreconditionFailedError:
+                # A writer before this one was lost when it had stored the object already.
+                standing = self._storage.stat(uri)
+                if standing is None or (standing.crc32c, standing.size) != (hashes.crc32c, len(data)):
+                    raise
+                info = standing
         entry = CheckpointObject(
-            name=name, generation=info.generation, size=info.size, crc32c=info.crc32c, sha256=sha256
+            name=name,
+            generation=info.generation,
+            size=info.size,
+            crc32c=info.crc32c,
+            sha256=hashes.sha256,
         )
-        return entry, checksums
+        return entry, hashes.chunks
 
     @contextmanager
     def _bytes_of(self, planned: PlannedObject, step: int, name: str) -> Iterator[memoryview]:
@@ -151,21 +162,32 @@ class Writer:
             check_ownership(self._setup.root_uri, self._setup.owner, self._storage)
 
 
-def _hashed(data: memoryview, planned: PlannedObject) -> tuple[str, list[str]]:
-    """SHA-256 of the object, and CRC32C of its chunks, in one pass."""
-    digest = hashlib.sha256()
-    checksums = []
+@dataclass(frozen=True, slots=True)
+class _Hashes:
+    """Of an object, in one pass."""
+
+    sha256: str
+    crc32c: str
+    chunks: list[str]
+    """CRC32C of each."""
+
+
+def _hashed(data: memoryview, planned: PlannedObject) -> _Hashes:
+    sha256, whole, chunks = hashlib.sha256(), Crc32c(), []
     at = 0
     for chunk in planned.chunks:
         begin = chunk.begin - planned.begin
-        digest.update(data[at:begin])  # padding
-        at, crc = begin + chunk.length, 0
+        padding = bytes(data[at:begin])
+        sha256.update(padding)
+        whole.update(padding)
+        of_chunk = Crc32c()
+        at = begin + chunk.length
         for start in range(begin, at, _PIECE):
             piece = bytes(data[start : min(start + _PIECE, at)])
-            crc = google_crc32c.extend(crc, piece)
-            digest.update(piece)
-        checksums.append(base64.b64encode(crc.to_bytes(4, "big")).decode())
-    return digest.hexdigest(), checksums
+            for hash_ in (sha256, whole, of_chunk):
+                hash_.update(piece)
+        chunks.append(of_chunk.base64)
+    return _Hashes(sha256.hexdigest(), whole.base64, chunks)
 
 
 def _indexed(

@@ -1,7 +1,8 @@
 """How payloads travel to and from Cloud Storage: one request for each object or range, from and into memory.
 
-Everything goes over the XML API in single requests. There are no multipart uploads, whose parts would be left behind,
-and billed, by a process that is killed; an upload that is cut off leaves nothing.
+Everything goes over the XML API, which takes the checksum as a header, in single requests. There are no multipart
+uploads, whose parts would be left behind, and billed, by a process that is killed: an upload that is cut off leaves
+nothing to be listed or aborted.
 """
 
 from __future__ import annotations
@@ -173,10 +174,14 @@ class SessionTransfer:
 class ObstoreTransfer:
     """Through obstore, whose TLS costs the least CPU; what it cannot do goes over the session.
 
+    Measured with tests/benchmarks/transfer_arms.py, CPU seconds for a GB in objects of 64 MiB, CRC32C included: with TLS
+    0.55 (session 0.85, Blob 1.40), without 0.36 (0.36, 1.03). Its downloads cost more than the session's.
+
     It follows the environment's proxies by itself, and is given the session's certificates and the client's
-    credentials. It has no way of sending a CRC32C: the server's is read afterwards, and other bytes are removed. Its
-    own retries are off: of its errors only a condition that failed has a meaning that can be relied on, everything
-    else is NotSentError. Raises ImportError where obstore is not installed.
+    credentials. It has no way of sending a CRC32C: the server's is read afterwards, and other bytes are removed. Until
+    then they can be seen, and what they replaced is gone until the next try. Its own retries are off: of its errors
+    only a condition that failed has a meaning that can be relied on, everything else is NotSentError. Raises
+    ImportError where obstore is not installed.
     """
 
     def __init__(self, client: Client, session: SessionTransfer, *, timeout_seconds: float) -> None:
