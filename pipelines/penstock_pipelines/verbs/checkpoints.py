@@ -96,7 +96,7 @@ def show(
         return
     with storage_errors():
         try:
-            tensors = read_index(opened, manifest)
+            tensors = read_index(opened.storage, step_dir_uri(opened.uri, manifest.step), manifest)
         except ContractError as exc:
             raise PenstockError(str(exc)) from exc
     if as_json:

@@ -195,7 +195,7 @@ def test_an_index_that_is_none_is_a_finding(root: CheckpointRoot, index: bytes) 
 
 
 def test_the_index_tells_the_tensors(root: CheckpointRoot) -> None:
-    tensors = read_index(root, save(root, 10))
+    tensors = read_index(root.storage, step_dir_uri(root.uri, 10), save(root, 10))
     assert [(each.name, each.shape, each.dtype, each.nbytes, len(each.chunks)) for each in tensors] == [
         ("model.weight", (200, 3), "float32", 2400, 2),
         ("opt.state.weight.exp_avg", (200, 3), "float32", 2400, 2),

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock_trainer.checkpoint_root.root import CheckpointRoot
-from penstock_trainer.contract.checkpoint import Manifest, step_dir_uri
+from penstock_trainer.contract.checkpoint import Manifest
 from penstock_trainer.contract.fields import ContractError, load_json
-from penstock_trainer.storage import crc32c, join
+from penstock_trainer.storage import ObjectCorruptError, Storage, join
 
 _ITEM_BYTES = {
     **dict.fromkeys(("bool", "uint8", "int8", "float8_e4m3fn", "float8_e5m2"), 1),
@@ -31,6 +31,8 @@ class IndexedChunk:
     byte_offset: int
     length: int
     """Bytes."""
+    crc32c: str
+    """Of them, as Cloud Storage spells it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +57,17 @@ class IndexedTensor:
         return math.prod(self.shape) * self.item_bytes
 
 
-def read_index(root: CheckpointRoot, manifest: Manifest) -> list[IndexedTensor]:
-    """The tensors of a checkpoint by name. Blocks on storage.
+def read_index(storage: Storage, step_dir_uri: str, manifest: Manifest) -> list[IndexedTensor]:
+    """The tensors of the checkpoint in a step's directory, by name. Blocks on storage.
 
-    Raises StorageError, and ContractError when the object is not the index that was written, or none.
+    Raises StorageError, ObjectCorruptError when the object is not the index that was written, and ContractError when it is
+    none.
     """
     [entry] = (entry for entry in manifest.objects if entry.name == manifest.index)
-    uri = join(step_dir_uri(root.uri, manifest.step), entry.name)
-    data = root.storage.read(uri)
-    if (found := crc32c(data)) != entry.crc32c:
-        raise ContractError(
-            f"{uri} is not the index that was written: crc32c {found} instead of {entry.crc32c}."
-        )
+    uri = join(step_dir_uri, entry.name)
+    data = storage.read(uri, generation=entry.generation)
+    if hashlib.sha256(data).hexdigest() != entry.sha256:
+        raise ObjectCorruptError(f"{uri} is corrupt: its sha256 is not the manifest's {entry.sha256}.")
     return parse_index(data, uri)
 
 
@@ -89,6 +90,7 @@ def _tensor(name: str, told: Mapping[str, Any]) -> IndexedTensor:
             object=str(chunk["object"]),
             byte_offset=int(chunk["byte_offset"]),
             length=int(chunk["length"]),
+            crc32c=str(chunk["crc32c"]),
         )
         for chunk in told["chunks"]
     )

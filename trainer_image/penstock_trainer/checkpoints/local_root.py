@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,22 +44,36 @@ class LocalRoot:
         """This node's manifest of the newest save that is whole on every node; None when there is none. Collective.
 
         Passed over is what other ranks or another strategy wrote, of which a node may lack what its ranks hold now, and
-        what is of no attempt before this one: the root was begun anew since. What cannot be read is logged.
+        what is of no attempt before this one. What is of an attempt that this one's root does not know is deleted with all
+        the rest: the root was begun anew since. What cannot be read is logged.
         """
-        found = self._usable(config, world.env.world_size)
+        manifests = self._whole()
+        is_outdated = any(self._is_unknown(manifest) for manifest in manifests)
+        found = {} if is_outdated else self._usable(manifests, config, world.env.world_size)
         common = set.intersection(*(set(saves) for saves in world.gather(list(found))))
+        if is_outdated and world.env.local_rank == 0:  # all ranks have looked
+            logger.info("deleting the checkpoints in %s: their root was begun anew", self.path)
+            self.remove()
         return found[max(common, key=lambda save: save.step)] if common else None
 
     def remove(self) -> None:
         """All of it: the run is over, and its last checkpoint is in the root."""
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def _usable(self, config: JobConfig, world_size: int) -> Mapping[_LocalSave, Manifest]:
+    def _whole(self) -> Sequence[Manifest]:
         try:
-            manifests = list(CheckpointRoot(self.uri).whole_steps())
+            return list(CheckpointRoot(self.uri).whole_steps())
         except StorageError as exc:
             logger.warning("the checkpoints on this node's disk cannot be read: %s", exc)
-            return {}
+            return []
+
+    def _is_unknown(self, manifest: Manifest) -> bool:
+        """Whether the token was not given yet when this attempt got its own, of the root as it is now."""
+        return manifest.fencing_token >= self._owner.fencing_token and manifest.attempt != self._owner.attempt
+
+    def _usable(
+        self, manifests: Sequence[Manifest], config: JobConfig, world_size: int
+    ) -> Mapping[_LocalSave, Manifest]:
         written_as = (config.engine.strategy, world_size, config.hash)
         return {
             _LocalSave(manifest.step, manifest.attempt, manifest.index): manifest

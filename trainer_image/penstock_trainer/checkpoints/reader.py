@@ -5,13 +5,12 @@ The stock formats keep the index as a pickle, which whoever may write to the buc
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
+import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -32,35 +31,15 @@ from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from penstock_trainer.checkpoint_root import IndexedChunk, IndexedTensor, read_index
 from penstock_trainer.contract.checkpoint import Manifest
-from penstock_trainer.contract.fields import ContractError
 from penstock_trainer.storage import ObjectCorruptError, Storage, crc32c, join
 
 _READ_BYTES = 64 * 1024 * 1024
-"""Adjoining chunks are read together up to this size: one request then moves enough to hide its latency."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A box of a tensor and the bytes that hold it, row-major and little-endian."""
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    object: str
-    byte_offset: int
-    length: int
-    """Bytes."""
-    crc32c: str
-
-
-@dataclass(frozen=True, slots=True)
-class IndexedTensor:
-    """A tensor of the checkpoint."""
-
-    dtype: str
-    """Its name in torch, such as `float32`."""
-    shape: tuple[int, ...]
-    chunks: tuple[Chunk, ...]
+"""Neighbouring chunks are read together up to this size: one request then moves enough to hide its latency."""
+_GAP_BYTES = 2**20
+"""That are read for nothing between two neighbours: padding, or what other ranks need; cheaper than a request."""
+_READS_AT_ONCE = 4
 
 
 class ObjectReader(StorageReader):
@@ -74,20 +53,18 @@ class ObjectReader(StorageReader):
         self._step_dir_uri = step_dir_uri
         self._manifest = manifest
         self._objects = {entry.name: entry for entry in manifest.objects}
-        self._chunks: dict[tuple[str, tuple[int, ...]], tuple[IndexedTensor, Chunk]] = {}
+        self._chunks: dict[tuple[str, tuple[int, ...]], tuple[IndexedTensor, IndexedChunk]] = {}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """See StorageReader."""
 
     def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
         """From the index."""
-        tensors = self._read_index()
+        tensors = read_index(self._storage, self._step_dir_uri, self._manifest)
         self._chunks = {
-            (fqn, chunk.offsets): (tensor, chunk)
-            for fqn, tensor in tensors.items()
-            for chunk in tensor.chunks
+            (tensor.name, chunk.offsets): (tensor, chunk) for tensor in tensors for chunk in tensor.chunks
         }
-        return Metadata({fqn: _metadata_of(tensor) for fqn, tensor in tensors.items()})
+        return Metadata({tensor.name: _metadata_of(tensor) for tensor in tensors})
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
@@ -112,8 +89,10 @@ class ObjectReader(StorageReader):
             wanted[item.storage_index.fqn, tuple(offset)].append(item)
         located = [(*self._chunks[key], items) for key, items in wanted.items()]
         located.sort(key=lambda found: (found[1].object, found[1].byte_offset))
-        for span in _spans(located):
-            self._fill(span, planner)
+        with warnings.catch_warnings(), ThreadPoolExecutor(_READS_AT_ONCE) as pool:
+            # Of a read-only buffer, which is only read.
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            list(pool.map(lambda span: self._fill(span, planner), _spans(located)))
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -146,11 +125,8 @@ class ObjectReader(StorageReader):
             )
         uri = join(self._step_dir_uri, entry.name)
         length = last.byte_offset + last.length - first.byte_offset
-        # A bytearray: torch takes no read-only buffer.
         data = memoryview(
-            bytearray(
-                self._storage.read(uri, start=first.byte_offset, length=length, generation=entry.generation)
-            )
+            self._storage.read(uri, start=first.byte_offset, length=length, generation=entry.generation)
         )
         for tensor, chunk, items in span:
             start = chunk.byte_offset - first.byte_offset
@@ -167,43 +143,25 @@ class ObjectReader(StorageReader):
                 target.copy_(source)
                 planner.commit_tensor(item, target)
 
-    def _read_index(self) -> dict[str, IndexedTensor]:
-        entry = self._objects[self._manifest.index]
-        uri = join(self._step_dir_uri, entry.name)
-        data = self._storage.read(uri, generation=entry.generation)
-        if hashlib.sha256(data).hexdigest() != entry.sha256:
-            raise ObjectCorruptError(f"{uri} is corrupt: its sha256 is not the manifest's {entry.sha256}.")
-        try:
-            return {fqn: _indexed_tensor(told) for fqn, told in json.loads(data)["tensors"].items()}
-        except (KeyError, TypeError, ValueError) as exc:
-            raise ContractError(f"{uri} is not a checkpoint index: {exc!r}") from exc
 
-
-_Located = tuple[IndexedTensor, Chunk, list[ReadItem]]
+_Located = tuple[IndexedTensor, IndexedChunk, list[ReadItem]]
 
 
 def _spans(located: Sequence[_Located]) -> Iterator[list[_Located]]:
-    """Runs of chunks that lie one after the other in an object, each small enough for one read."""
+    """Runs of neighbouring chunks of an object, each small enough for one read."""
     span: list[_Located] = []
     for found in located:
         chunk = found[1]
         if span:
             first, last = span[0][1], span[-1][1]
-            adjoins = (last.object, last.byte_offset + last.length) == (chunk.object, chunk.byte_offset)
+            gap = chunk.byte_offset - (last.byte_offset + last.length)
+            adjoins = chunk.object == last.object and 0 <= gap <= _GAP_BYTES
             if not adjoins or chunk.byte_offset + chunk.length - first.byte_offset > _READ_BYTES:
                 yield span
                 span = []
         span.append(found)
     if span:
         yield span
-
-
-def _indexed_tensor(told: Mapping[str, Any]) -> IndexedTensor:
-    chunks = tuple(
-        Chunk(**{**chunk, "offsets": tuple(chunk["offsets"]), "sizes": tuple(chunk["sizes"])})
-        for chunk in told["chunks"]
-    )
-    return IndexedTensor(told["dtype"], tuple(told["shape"]), chunks)
 
 
 def _metadata_of(tensor: IndexedTensor) -> TensorStorageMetadata:

@@ -31,6 +31,7 @@ MAX_WRITERS_LOST = 3
 MAX_FAILURES = 3
 """Saves one after the other that storage would not take, after which the run ends."""
 _POLL_SECONDS = 0.05
+_ENDED = "the run ended before its last save was a checkpoint"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,11 +162,13 @@ class Saver:
     def _ask(self, command: str, told: Mapping[str, Any]) -> Any:
         """The writer's answer. A writer that was lost is started again: the buffer still has what it has to write."""
         for lost in range(MAX_WRITERS_LOST):
+            if self._is_closing:  # `close` ends the writer that it sees, which may have been the one before
+                raise PeerError(_ENDED)
             try:
                 return self._writer.ask(command, told)
             except WriterLostError as exc:
                 if self._is_closing:
-                    raise PeerError("the run ended before its last save was a checkpoint") from exc
+                    raise PeerError(_ENDED) from exc
                 logger.warning("the writer of rank %d was lost (%s); starting another", self._group.rank, exc)
                 self._writer.close()
                 self._writer = WriterProcess(self._setup, self._buffer_fileno)

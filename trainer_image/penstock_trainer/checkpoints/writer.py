@@ -220,7 +220,10 @@ def failure_of(error: Exception) -> Failure:
 
 def serve(buffer: memoryview, commands: Iterator[str]) -> Iterator[Mapping[str, Any]]:
     """Answers to the commands, in order."""
-    setup = from_dict(Setup, json.loads(next(commands))["setup"])
+    first = next(commands, "")
+    if not first:  # the run ended before it saved anything
+        return
+    setup = from_dict(Setup, json.loads(first)["setup"])
     writer = Writer(setup, buffer, storage_for(setup.root_uri))
     for line in commands:
         [(command, told)] = json.loads(line).items()
