@@ -1,10 +1,13 @@
 """What start-up of a training is compared with: import torch, build the model and the optimizer, do one step.
 
-python -m benchmarks.bare_start '<JobConfig>' <vocabulary>
+python -m benchmarks.bare_start '<JobConfig>' <vocabulary> [<file>...]
+
+Files are read into memory before the step, as the least that continuing from a checkpoint takes.
 """
 
 import json
 import sys
+from pathlib import Path
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -19,6 +22,8 @@ def main() -> None:
     model = Decoder(config.model, int(sys.argv[2]))
     model.initialize(config.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.optim.learning_rate, fused=True)
+    read = [Path(file).read_bytes() for file in sys.argv[3:]]
+    assert all(read)
     tokens = torch.randint(int(sys.argv[2]), (config.global_batch, config.data.seq_len + 1))
     loss = cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
     loss.backward()

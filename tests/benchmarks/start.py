@@ -61,8 +61,11 @@ def start_rows(machine: Machine, directory: Path, *, times: int) -> list[Row]:
     ]
 
 
-def first_step(argv: Sequence[str]) -> Start:
-    """Start `python -m <argv>` and end it when it has told of a step. Raises RuntimeError when it does not."""
+def first_step(argv: Sequence[str], *, to_its_end: bool = False) -> Start:
+    """Start `python -m <argv>` and end it when it has told of a step. Raises RuntimeError when it does not.
+
+    With `to_its_end` it is left to end by itself, after what it does when its last step is done.
+    """
     began = time.perf_counter()
     with tempfile.TemporaryFile() as stderr:
         process = subprocess.Popen(
@@ -80,7 +83,8 @@ def first_step(argv: Sequence[str]) -> Start:
                     spent = psutil.Process(process.pid).cpu_times()
                     return Start(spent.user + spent.system, time.perf_counter() - began)
         finally:
-            process.kill()
+            if not to_its_end:
+                process.kill()
             process.wait()
             process.stdout.close()
         stderr.seek(0)

@@ -88,23 +88,15 @@ class Committer:
     ) -> Manifest:
         """Write index and manifest of a save that all ranks have written.
 
-        `manifest` has the fields that the trainer knows; `receipts` are the ranks' as JSON types. Raises FencedError when
-        the root has another owner, StorageError and ContractError.
+        `manifest` has the fields that the trainer knows; `receipts` are the ranks' as JSON types. Once it is a checkpoint,
+        another call changes nothing: the first one's answer may have been lost. Raises FencedError when the root has
+        another owner, StorageError and ContractError.
         """
-        step_uri = step_dir_uri(self._root.uri, manifest["step"])
-        index = write_object(
-            self._storage,
-            step_uri,
-            f"{directory}/index.json",
-            canonical_json({"tensors": self._index(receipts)}).encode(),
-            "application/json",
-        )
-        objects = [entry for told in receipts for entry in told["objects"]]
-        complete = from_dict(
-            Manifest,
-            {**manifest, "index": index.name, "objects": [*objects, to_dict(index)], "saved_at": time.time()},
-        )
-        self._publish(complete)
+        index_name = f"{directory}/index.json"
+        complete = self._standing(manifest["step"], index_name)
+        if complete is None:
+            complete = self._write(manifest, index_name, receipts)
+            self._publish(complete)
         self._newest = complete
         self._known[complete.step] = True
         return complete
@@ -133,6 +125,31 @@ class Committer:
         else:
             logger.info("deleted the checkpoint of step %d", step)
         del self._known[step]
+
+    def _standing(self, step: int, index_name: str) -> Manifest | None:
+        """The manifest of the step if it names that index, which no other save writes. To write it anew would damage it."""
+        try:
+            manifest = self._root.manifest(step)
+        except (ObjectNotFoundError, ObjectCorruptError, ContractError):
+            return None
+        return manifest if manifest.index == index_name else None
+
+    def _write(
+        self, manifest: Mapping[str, Any], index_name: str, receipts: Sequence[Mapping[str, Any]]
+    ) -> Manifest:
+        """The index; what makes the step a checkpoint once it is published."""
+        index = write_object(
+            self._storage,
+            step_dir_uri(self._root.uri, manifest["step"]),
+            index_name,
+            canonical_json({"tensors": self._index(receipts)}).encode(),
+            "application/json",
+        )
+        objects = [entry for told in receipts for entry in told["objects"]]
+        return from_dict(
+            Manifest,
+            {**manifest, "index": index.name, "objects": [*objects, to_dict(index)], "saved_at": time.time()},
+        )
 
     def _committed(self, newest: int) -> list[int]:
         """Steps up to the newest that are checkpoints. Later ones were not continued from: they are damaged."""

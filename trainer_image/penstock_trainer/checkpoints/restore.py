@@ -18,7 +18,7 @@ from penstock_trainer.checkpoint_root import CheckpointRoot
 from penstock_trainer.checkpoints.local_root import LocalRoot
 from penstock_trainer.checkpoints.progress import Progress
 from penstock_trainer.checkpoints.reader import ObjectReader
-from penstock_trainer.contract.checkpoint import Manifest, manifest_uri, step_dir_uri
+from penstock_trainer.contract.checkpoint import Manifest, step_dir_uri
 from penstock_trainer.contract.config import (
     DataConfig,
     EvaluationConfig,
@@ -27,7 +27,7 @@ from penstock_trainer.contract.config import (
     OptimConfig,
 )
 from penstock_trainer.contract.dataset import TOKENIZER_NAME
-from penstock_trainer.contract.fields import ContractError, to_dict
+from penstock_trainer.contract.fields import ContractError, UnknownFormatError, to_dict
 from penstock_trainer.engines.engine import State
 from penstock_trainer.engines.flat_shard import FlatShard
 from penstock_trainer.errors import CheckpointError
@@ -63,7 +63,7 @@ class Restorer:
         """Fill `state` from the newest whole checkpoint, of this root or else of resume_from; None when there is none.
 
         One with a missing or corrupt part is named in the log and the one before is taken. Raises CheckpointError when
-        there are checkpoints and none is whole, when resume_from is needed and has none, when the model's shape or the
+        there are checkpoints and none is whole, when a newer penstock has written one that would be continued from, when resume_from is needed and has none, when the model's shape or the
         tokenizer is another, when a value is not finite, and when the checkpoint is further than the run goes: beyond the
         last step, or for resume_from at it, as nothing would be trained then.
         """
@@ -112,7 +112,7 @@ class Restorer:
         for step in self._world.from_primary(root.steps):
             manifest = self._world.from_primary(partial(root.whole_or_none, step))
             if manifest is None:
-                if self._world.from_primary(partial(_is_committed, root, step)):
+                if self._world.from_primary(partial(_is_damaged, root, step)):
                     damaged.append(step)
                 continue
             self._require_continuable(manifest, root.uri)
@@ -198,8 +198,20 @@ class Restorer:
             )
 
 
-def _is_committed(root: CheckpointRoot, step: int) -> bool:
-    return root.storage.stat(manifest_uri(root.uri, step)) is not None
+def _is_damaged(root: CheckpointRoot, step: int) -> bool:
+    """Whether a step that is not whole was a checkpoint. Raises CheckpointError for one of a newer penstock's."""
+    try:
+        root.manifest(step)
+    except ObjectNotFoundError:
+        return False
+    except UnknownFormatError as exc:  # going on from the one before would write over it
+        raise CheckpointError(
+            f"{step_dir_uri(root.uri, step)} cannot be continued from: {exc} Nothing was deleted; to begin anew, give "
+            "another checkpoint root."
+        ) from exc
+    except (ObjectCorruptError, ContractError):
+        return True
+    return True
 
 
 def _tensors(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -53,6 +53,9 @@ OBJECTS_AT_ONCE = 4
 _PIECE = 2**20
 """Hashed at once: the copy that google_crc32c needs stays in the processor's cache."""
 
+NICENESS = 10
+"""Where processors are short, the training has them first."""
+
 FailureKind = Literal["fenced", "unavailable", "refused"]
 
 
@@ -126,7 +129,7 @@ class Writer:
         name = join(directory, planned.name)
         uri = join(step_dir_uri(self._setup.root_uri, step), name)
         with self._bytes_of(planned, step, name) as data:
-            hashes = _hashed(data, planned)
+            hashes = hashed(data, planned)
             try:
                 info = self._storage.write(uri, data, if_generation_match=0, known_crc32c=hashes.crc32c)
             except PreconditionFailedError:
@@ -163,7 +166,7 @@ class Writer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Hashes:
+class Hashes:
     """Of an object, in one pass."""
 
     sha256: str
@@ -172,7 +175,8 @@ class _Hashes:
     """CRC32C of each."""
 
 
-def _hashed(data: memoryview, planned: PlannedObject) -> _Hashes:
+def hashed(data: memoryview, planned: PlannedObject) -> Hashes:
+    """Of the bytes of an object, whose chunks are where the plan says."""
     sha256, whole, chunks = hashlib.sha256(), Crc32c(), []
     at = 0
     for chunk in planned.chunks:
@@ -187,7 +191,7 @@ def _hashed(data: memoryview, planned: PlannedObject) -> _Hashes:
             for hash_ in (sha256, whole, of_chunk):
                 hash_.update(piece)
         chunks.append(of_chunk.base64)
-    return _Hashes(sha256.hexdigest(), whole.base64, chunks)
+    return Hashes(sha256.hexdigest(), whole.base64, chunks)
 
 
 def _indexed(
@@ -246,6 +250,7 @@ def main(argv: Sequence[str]) -> int:
         signal.signal(
             number, signal.SIG_IGN
         )  # the rank decides when this ends: it has something left to save
+    os.nice(NICENESS)
     descriptor = int(argv[0])
     with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as shared, memoryview(shared) as buffer:
         for answer in serve(buffer, iter(sys.stdin.readline, "")):

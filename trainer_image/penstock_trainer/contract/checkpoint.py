@@ -19,7 +19,14 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from penstock_trainer.contract.fields import canonical_json, parse_json, require, require_version
+from penstock_trainer.contract.fields import (
+    canonical_json,
+    from_dict,
+    load_json,
+    parse_json,
+    require,
+    require_version,
+)
 
 FORMAT_VERSION = 2
 """Of what is written."""
@@ -89,13 +96,7 @@ class Manifest:
     """Seconds since the epoch when it was committed, by the clock of the primary; 0 in format 1."""
 
     def __post_init__(self) -> None:
-        require_version(
-            self.format_version,
-            FORMAT_VERSION,
-            "checkpoint",
-            "use a penstock that is at least as new as the one that wrote it",
-            oldest=OLDEST_FORMAT,
-        )
+        _require_known(self.format_version)
         names = [entry.name for entry in self.objects]
         require(self.index in names, "index", self.index, "one of the objects")
         require(len(set(names)) == len(names), "objects", names, "named once each")
@@ -111,8 +112,11 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
-        """Raises ContractError: not JSON, another format version, or a field that is missing or ill-typed."""
-        return parse_json(cls, text, "the checkpoint manifest")
+        """Raises UnknownFormatError, and ContractError: not JSON, or a field that is missing or ill-typed."""
+        told = load_json(text, "the checkpoint manifest")
+        if isinstance(told, dict) and isinstance(version := told.get("format_version"), int):
+            _require_known(version)  # before its fields, which another format may have more of
+        return from_dict(cls, told)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,6 +134,11 @@ class Owner:
     def from_json(cls, text: str | bytes) -> Owner:
         """Raises ContractError when the text is not an owner."""
         return parse_json(cls, text, "the checkpoint owner")
+
+
+def _require_known(format_version: int) -> None:
+    remedy = "use a penstock that is at least as new as the one that wrote it"
+    require_version(format_version, FORMAT_VERSION, "checkpoint", remedy, oldest=OLDEST_FORMAT)
 
 
 def step_dir_uri(root_uri: str, step: int) -> str:

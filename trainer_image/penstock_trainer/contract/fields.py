@@ -18,7 +18,8 @@ class ContractError(ValueError):
 
     ContractError
     ├── UnknownFieldError   a field that does not exist; names the nearest one
-    └── FieldValueError     a field with a value of the wrong type or outside its range
+    ├── FieldValueError     a field with a value of the wrong type or outside its range
+    └── UnknownFormatError  a manifest of a format version that is not known here
     """
 
 
@@ -40,6 +41,10 @@ class FieldValueError(ContractError):
         self.path = path
 
 
+class UnknownFormatError(ContractError):
+    """A manifest that another version of penstock has written, in a format that this one does not read."""
+
+
 def require(condition: bool, path: str, given: object, allowed: str) -> None:
     """Raise FieldValueError unless `condition` holds; for use in `__post_init__`."""
     if not condition:
@@ -47,13 +52,13 @@ def require(condition: bool, path: str, given: object, allowed: str) -> None:
 
 
 def require_version(given: int, known: int, what: str, remedy: str, *, oldest: int | None = None) -> None:
-    """Raise ContractError unless a manifest of the kind `what` has a format version that is known here.
+    """Raise UnknownFormatError unless a manifest of the kind `what` has a format version that is known here.
 
     Those are `oldest` to `known`, or `known` alone.
     """
     if not (known if oldest is None else oldest) <= given <= known:
         reads = str(known) if oldest in (None, known) else f"{oldest} to {known}"
-        raise ContractError(
+        raise UnknownFormatError(
             f"{what} format {given} is not known here (this version reads {reads}); {remedy}."
         )
 
