@@ -72,7 +72,7 @@ def test_a_run_ends_with_a_registered_champion(seen: Any) -> None:
 
 def test_the_summary_tells_what_the_run_came_to(seen: Any) -> None:
     output = seen["reduced"]["output"]
-    for told in ("custom-training-job", "loss", "bits per byte", "unigram", "registered", "aliases", "brings nothing",
+    for told in ("custom-training-job", "loss", "goodput", "bits per byte", "unigram", "registered", "aliases", "brings nothing",
                  "reduces nothing", ".html"):  # fmt: skip
         assert told in output, f"{told!r} is not in:\n{output}"
 
