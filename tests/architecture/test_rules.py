@@ -31,6 +31,8 @@ def test_no_code_of_the_suite_asks_where_it_runs() -> None:
     [
         ("penstock_pipelines.cli", ["kfp", "google.cloud.aiplatform", "rich", "torch"]),
         ("penstock_trainer.__main__", ["torch", "deepspeed"]),
+        ("penstock_trainer.checkpoints.writer", ["torch", "numpy", "google.cloud.storage"]),
+        ("penstock_trainer.checkpoint_root", ["torch", "numpy"]),
         ("penstock_trainer.contract.config", ["torch", "numpy", "google.protobuf"]),
         ("penstock_local.orchestrator.engine", ["kfp", "grpc", "google.cloud.aiplatform_v1"]),
     ],

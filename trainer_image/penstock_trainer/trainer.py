@@ -184,7 +184,7 @@ class Trainer:
             # What lost ranks have not written is not coming; a commit under way may still get to its end.
             self.checkpoints.close(_COMMIT_SECONDS if is_lost_peer(exc) else _WRITE_SECONDS)
             raise
-        self.checkpoints.close(_WRITE_SECONDS)
+        self.checkpoints.close(_WRITE_SECONDS if outcome == "done" else _LEAVING_SECONDS / 2)
         return outcome
 
     def _fit(self) -> Outcome:

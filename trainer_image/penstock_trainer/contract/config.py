@@ -92,6 +92,12 @@ class JobConfig:
             self.optim.decay_steps,
             f"at most what warm-up leaves of steps ({self.steps - self.optim.warmup_steps})",
         )
+        require(
+            self.checkpoint.keep_best or not self.checkpoint.keep_last or not self.evaluation.export_best,
+            "checkpoint.keep_best",
+            self.checkpoint.keep_best,
+            "true where evaluation.export_best is, or keep_last must be 0: the best step's checkpoint is what is exported",
+        )
         require(self.max_restarts >= 0, "max_restarts", self.max_restarts, "0 or more")
         check_deepspeed(self.engine.deepspeed, self)
 
