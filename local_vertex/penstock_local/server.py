@@ -17,12 +17,15 @@ from typing import Any
 import grpc
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from penstock_local.api.dispatch import Dispatcher
 from penstock_local.api.grpc_server import start_grpc_server
 from penstock_local.api.methods import methods
 from penstock_local.api.rest_app import build_rest_app
 from penstock_local.control import build_control_app
+from penstock_local.faults.board import FaultBoard
+from penstock_local.faults.requests import CUT, Dated, FaultyStorage
 from penstock_local.frontdoor.auth import RequireToken, TokenVerifier
 from penstock_local.frontdoor.certificates import Identity, make_identity
 from penstock_local.frontdoor.environment import ClientEnvironment, client_environment
@@ -78,6 +81,7 @@ class LocalVertex:
     front_door: FrontDoor = field(init=False)
     services: dict[str, Any] = field(init=False)
     objects: ObjectStore = field(init=False)
+    faults: FaultBoard = field(init=False)
 
     async def start(self) -> ServerInfo:
         """Take the state directory, bring everything up, and publish `server.json`.
@@ -142,6 +146,7 @@ class LocalVertex:
         self._resources = ResourceStore(self._state.database)
         self._logs = LogStore(self._state.log_database)
         self.objects = ObjectStore(self._state.objects)
+        self.faults = FaultBoard(self.objects)
         standing = {bucket.name for bucket in self.objects.list_buckets()}
         for bucket in self.config.buckets:
             if bucket not in standing:
@@ -166,6 +171,7 @@ class LocalVertex:
                 "GLOO_SOCKET_IFNAME": "lo",
             },
             work_dir=self._state.work / "jobs",
+            faults=self.faults,
             validator=_load_validator(self.config.job_validator),
         )
         jobs = JobService(self._resources, place, runtime)
@@ -190,11 +196,15 @@ class LocalVertex:
         self._grpc_server: grpc.Server
         self._grpc_server, grpc_port = start_grpc_server(dispatcher, identity, verifier)
         storage = build_app(self.objects, project_id=self.config.project_id, project_number=PROJECT_NUMBER)
-        hosts = ByHost({"storage.googleapis.com": storage}, default=build_rest_app(dispatcher))
+        faulty = FaultyStorage(storage, self.faults)
+        hosts = ByHost({"storage.googleapis.com": faulty}, default=build_rest_app(dispatcher))
         control = build_control_app(
-            verifier, status=self.status, signal_replica=self.services["JobService"].signal_replica
+            verifier,
+            status=self.status,
+            signal_replica=self.services["JobService"].signal_replica,
+            faults=self.faults,
         )
-        served = RequireToken(hosts, verifier, host_allowed=is_served)
+        served = Dated(RequireToken(hosts, verifier, host_allowed=is_served))
         self._http_servers = [_HttpServer(served, identity), _HttpServer(control, None)]
         self._http_tasks = [asyncio.create_task(server.run_on_own_socket()) for server in self._http_servers]
         https_port, control_port = (server.port for server in self._http_servers)
@@ -215,6 +225,15 @@ class ByHost:
         await self._apps.get(host, self._default)(scope, receive, send)
 
 
+class _Protocol(HttpToolsProtocol):
+    """HTTP/1.1 whose apps can cut the connection."""
+
+    def on_message_begin(self) -> None:
+        """A request begins, which gets its scope."""
+        super().on_message_begin()
+        self.scope["extensions"] = {CUT: {"now": self.transport.abort}}
+
+
 class _HttpServer(uvicorn.Server):
     """uvicorn on a loopback port that is known before it serves; signals stay with the program that runs it."""
 
@@ -222,10 +241,11 @@ class _HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=_Protocol,
                 lifespan="off",
                 log_level="warning",
                 access_log=False,
+                date_header=False,  # see faults.requests.Dated
                 ssl_certfile=identity.leaf_file if identity else None,
                 ssl_keyfile=identity.leaf_key_file if identity else None,
             )

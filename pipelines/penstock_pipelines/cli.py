@@ -12,6 +12,7 @@ from penstock_pipelines.verbs.authoring import check, compile_
 from penstock_pipelines.verbs.checkpoints import checkpoints
 from penstock_pipelines.verbs.planning import plan
 from penstock_pipelines.verbs.processes import EXIT_INTERRUPTED
+from penstock_pipelines.verbs.rehearsals import rehearse
 from penstock_pipelines.verbs.runs import logs, run, status, submit
 from penstock_pipelines.verbs.schedules import schedule
 from penstock_pipelines.verbs.stand_in import local
@@ -54,7 +55,7 @@ def main(context: click.Context, settings_file: Path | None) -> None:
     context.obj = settings_file
 
 
-for verb in (compile_, check, plan, run, submit, status, logs, schedule, checkpoints, local):
+for verb in (compile_, check, plan, run, rehearse, submit, status, logs, schedule, checkpoints, local):
     main.add_command(verb)
 
 

@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import sys
+import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -56,9 +57,7 @@ MOMENTS: Mapping[str, Moment] = {
     "right before a save": Moment([(["os.mkdir"], SAVE)], 10, {10, 20}),
     "during a save": Moment([(PUBLISH, f"{SAVE}/")], 10, {10, 20}),
     "right before a save counts": Moment([(PUBLISH, f"{SAVE}/manifest.json")], 10, {20}),
-    "right after a save": Moment(
-        [(PUBLISH, f"{SAVE}/manifest.json"), (["os.remove"], f"{SAVE}/")], 20, {20}
-    ),
+    "right after a save": Moment([(PUBLISH, f"{SAVE}/manifest.json"), (["os.remove"], f"{SAVE}/")], 20, {20}),
     "during the export": Moment([(PUBLISH, "model/config.json")], STEPS, {STEPS}),
     "right before the export counts": Moment([(PUBLISH, "model/manifest.json")], STEPS, {STEPS}),
 }
@@ -141,6 +140,14 @@ def require_export_of_last_attempt(directory: Path) -> None:
     assert (manifest.attempt, manifest.step) == (owner.attempt, STEPS)
 
 
+def wait_for_restart(launcher: ChildProcess) -> None:
+    """Until it is about to start the ranks of another round, and none of any node is left."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while "restart 1 of" not in launcher.stderr:
+        assert time.monotonic() < deadline, launcher.stderr
+        time.sleep(0.01)
+
+
 def newest_checkpoint(directory: Path) -> int:
     """While no rank of the run lives. Whatever has a manifest then is whole, to its last byte."""
     root = CheckpointRoot((directory / "checkpoints").as_uri())
@@ -163,7 +170,7 @@ def test_a_rank_killed_at_a_delicate_moment_changes_no_loss(
     storm = Storm(directory=str(tmp_path), victim=victim, moment=when.events)
     with Nodes(our_trainer(clean.config), {**job_uris(tmp_path), **storm.env}) as nodes:
         for launcher in nodes.launchers:
-            wait_for("restart 1 of", launcher, of="stderr")
+            wait_for_restart(launcher)
         newest = newest_checkpoint(tmp_path)
         storm.open_gate(1)
         found = nodes.finished()

@@ -25,7 +25,7 @@ from penstock_trainer.launch import CheckpointDir, LaunchError, launch_script, l
 from penstock_trainer.observe.structured_logs import log_to_stderr
 from penstock_trainer.outcome import RETRYABLE
 from penstock_trainer.rendezvous import RendezvousError
-from penstock_trainer.storage import StorageError
+from penstock_trainer.storage import StorageError, StorageUnavailableError
 
 logger = logging.getLogger("penstock_trainer")
 
@@ -37,12 +37,12 @@ def main(argv: Sequence[str]) -> int:
         if argv[:1] == ["launch"]:
             return _launch(argv[1:])
         return launch_trainer(argv, os.environ)
+    except (RendezvousError, StorageUnavailableError) as exc:
+        logger.error("%s: %s", type(exc).__name__, exc)
+        return RETRYABLE
     except (ContractError, ClusterError, LaunchError, StorageError) as exc:
         logger.error("%s: %s", type(exc).__name__, exc)
         return 1
-    except RendezvousError as exc:
-        logger.error("RendezvousError: %s", exc)
-        return RETRYABLE
 
 
 def _launch(argv: Sequence[str]) -> int:

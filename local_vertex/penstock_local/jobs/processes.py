@@ -132,6 +132,16 @@ class ManagedProcess:
                 _signal_group(self.pid, number)
             return not self._reaped
 
+    def tree(self) -> list[int]:
+        """Process ids of the program and of all that it started and that still runs."""
+        return _marked(f"{_MARK}={self._mark}\0")
+
+    def vanish(self) -> None:
+        """SIGKILL to the program and all that it started, at once and without notice, as when its machine is gone."""
+        with self._lock:
+            if not self._reaped:
+                self._kill_tree()
+
     def stop(self, grace_seconds: float) -> None:
         """SIGTERM to the program, as a container runtime does; SIGKILL to all of it when the grace is over."""
         with self._lock:
@@ -176,13 +186,18 @@ def _signal_group(pid: int, number: int) -> None:
 def _kill_marked(mark: str) -> None:
     """Kill every process with `mark` in its environment, in rounds: one may have started another meanwhile."""
     for _ in range(_KILL_ROUNDS):
-        marked = [int(environ.parent.name) for environ in _environs() if mark.encode() in _read(environ)]
+        marked = _marked(mark)
         if not marked:
             return
         for pid in marked:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_KILL_PAUSE_SECONDS)
+
+
+def _marked(mark: str) -> list[int]:
+    """Processes with `mark` in their environment."""
+    return [int(environ.parent.name) for environ in _environs() if mark.encode() in _read(environ)]
 
 
 def _environs() -> Iterator[Path]:

@@ -6,6 +6,7 @@
     killed by another signal                 the replica is restarted, up to 5 times, then the whole job is retried;
                                              with restart_job_on_worker_restart the whole job restarts each time
     any other exit code                      permanent: the job has failed
+    its Spot VM is taken away                the whole job is restarted, up to 6 times
 
 Exit code 143 (ended by SIGTERM) is treated like another signal. The documentation does not say; that is our choice.
 `disable_retries` turns restart_job_on_worker_restart off and retries nothing.
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 
 MAX_REPLICA_RESTARTS = 5
 MAX_JOB_RETRIES = 3
+MAX_PREEMPTIONS = 6
 _RETRY_JOB_CODES = frozenset({6, 11, 134, 139})
 _LAST_SIGNAL_CODE = 128 + 64
 
@@ -41,6 +43,7 @@ class RestartPolicy:
     disable_retries: bool
     _replica_restarts: Counter[str] = field(default_factory=Counter)
     _job_retries: int = 0
+    _preemptions: int = 0
 
     def decide(self, *, replica: str, is_primary: bool, exit_code: int) -> Action:
         """The action for one ended replica. Counts it."""
@@ -54,6 +57,12 @@ class RestartPolicy:
         if self._replica_restarts[replica] > MAX_REPLICA_RESTARTS:
             return self._retry_job()
         return Action.RESTART_JOB if self.restart_job_on_worker_restart else Action.RESTART_REPLICA
+
+    def preempted(self) -> Action:
+        """The action when the node of a replica was taken away, whatever its processes ended with. Counts it."""
+        self._preemptions += 1
+        may_restart = self._preemptions <= MAX_PREEMPTIONS and not self.disable_retries
+        return Action.RESTART_JOB if may_restart else Action.FAIL
 
     def _retry_job(self) -> Action:
         self._job_retries += 1

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import queue
+import shutil
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from google.cloud.aiplatform_v1.types import CustomJobSpec
 
+from penstock_local.faults.board import JobFaults
 from penstock_local.jobs import package_start
 from penstock_local.jobs.addresses import AddressBlock, allocate
 from penstock_local.jobs.devices import divide, visible_devices
@@ -60,6 +62,24 @@ class _Cancel:
     """Put into the queue to end the job."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Restart:
+    """Put into the queue to end all replicas and start them again, as a fault would."""
+
+    notice_seconds: float
+    meanwhile: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _LateStart:
+    """Put into the queue when a replica that was held back is to start."""
+
+    replica: Replica
+
+
+_Event = _Exit | _Cancel | _Restart | _LateStart
+
+
 @dataclass(kw_only=True)
 class CustomJobRun:
     """Runs one job. `run` blocks; `cancel` and `signal_replica` may come from any thread."""
@@ -73,10 +93,15 @@ class CustomJobRun:
     client_environment: Mapping[str, str]
     project_number: int
     work_dir: Path
+    faults: JobFaults
     _devices_of: dict[str, str] = field(default_factory=dict)
-    _events: queue.Queue[_Exit | _Cancel] = field(default_factory=queue.Queue)
+    _events: queue.Queue[_Event] = field(default_factory=queue.Queue)
     _processes: dict[str, ManagedProcess] = field(default_factory=dict)
     _waiters: list[threading.Thread] = field(default_factory=list)
+    _late: dict[str, tuple[_LateStart, threading.Timer]] = field(default_factory=dict)
+    """Replicas that are held back."""
+    _preempted: set[str] = field(default_factory=set)
+    """Replicas whose node is being taken away."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, listener: JobListener) -> JobOutcome:
@@ -85,12 +110,14 @@ class CustomJobRun:
         addresses = allocate(len(replicas))
         try:
             self._share_devices(replicas)
+            self.faults.begin(self)
             self._start_all(replicas, addresses)
             listener.running()
             return self._follow(replicas, addresses)
         except (OSError, StorageError) as exc:
             return JobOutcome(error=f"a replica could not be started: {exc}")
         finally:
+            self.faults.end()
             self._stop_all()
             addresses.release()
 
@@ -107,6 +134,30 @@ class CustomJobRun:
         self._log(name, "NOTICE", f"fault injected: {signal.Signals(number).name}")
         return True
 
+    def running(self, replica: str) -> Mapping[str, ManagedProcess]:
+        """See faults.board.Victim."""
+        with self._lock:
+            return {name: one for name, one in self._processes.items() if replica in ("", name)}
+
+    def preempt(self, replica: str, notice_seconds: float) -> bool:
+        """See faults.board.Victim. What the replica has on its disk goes with it."""
+        with self._lock:
+            process = self._processes.get(replica)
+            if process is not None:
+                self._preempted.add(replica)
+        if process is None:
+            return False
+        process.stop(notice_seconds) if notice_seconds else process.vanish()
+        return True
+
+    def restart(self, notice_seconds: float, meanwhile: Callable[[], None]) -> None:
+        """See faults.board.Victim."""
+        self._events.put(_Restart(notice_seconds, meanwhile))
+
+    def tell(self, replica: str, line: str) -> None:
+        """See faults.board.Victim."""
+        self._log(replica or replicas_of(self.spec)[0].name, "NOTICE", line)
+
     def _follow(self, replicas: Sequence[Replica], addresses: AddressBlock) -> JobOutcome:
         scheduling = self.spec.scheduling
         policy = RestartPolicy(
@@ -122,10 +173,19 @@ class CustomJobRun:
                 )
             if isinstance(event, _Cancel):
                 return JobOutcome(cancelled=True)
+            if isinstance(event, _Restart):
+                self._stop_all(event.notice_seconds)
+                event.meanwhile()
+                self._start_all(replicas, addresses)
+                continue
+            if isinstance(event, _LateStart):
+                if self._late.pop(event.replica.name, (None,))[0] is event:
+                    self._start_now(event.replica, replicas, addresses)
+                continue
             if self._processes.get(event.replica.name) is not event.process:
                 continue  # the end of a process that was stopped on purpose
             replica = event.replica
-            action = policy.decide(replica=replica.name, is_primary=replica.is_primary, exit_code=event.code)
+            action = self._action_after(event, policy)
             if action is Action.SUCCEED:
                 return JobOutcome(succeeded=True)
             if action is Action.FAIL:
@@ -138,7 +198,19 @@ class CustomJobRun:
                 self._stop_all()
                 self._start_all(replicas, addresses)
 
-    def _next_event(self, deadline: float | None) -> _Exit | _Cancel | None:
+    def _action_after(self, event: _Exit, policy: RestartPolicy) -> Action:
+        replica = event.replica
+        if self._preempted and event.code:
+            for name in self._preempted:
+                shutil.rmtree(self.work_dir / name, ignore_errors=True)
+            self._log(
+                replica.name, "WARNING", f"the node of {', '.join(sorted(self._preempted))} was preempted"
+            )
+            self._preempted.clear()
+            return policy.preempted()
+        return policy.decide(replica=replica.name, is_primary=replica.is_primary, exit_code=event.code)
+
+    def _next_event(self, deadline: float | None) -> _Event | None:
         try:
             return self._events.get(
                 timeout=None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -161,6 +233,18 @@ class CustomJobRun:
             self._start(replica, replicas, addresses)
 
     def _start(self, replica: Replica, replicas: Sequence[Replica], addresses: AddressBlock) -> None:
+        """Now, or later where a fault holds the replica back."""
+        seconds = self.faults.delay_of(replica.name)
+        if not seconds:
+            self._start_now(replica, replicas, addresses)
+            return
+        event = _LateStart(replica)
+        timer = threading.Timer(seconds, self._events.put, (event,))
+        timer.daemon = True
+        self._late[replica.name] = (event, timer)
+        timer.start()
+
+    def _start_now(self, replica: Replica, replicas: Sequence[Replica], addresses: AddressBlock) -> None:
         image = self.images.resolve(replica.image)
         directory = self.work_dir / replica.name  # containers share no file system
         directory.mkdir(parents=True, exist_ok=True)
@@ -183,7 +267,7 @@ class CustomJobRun:
             self._command_line(replica, image, directory),
             env=environment,
             cwd=directory,
-            sink=lambda severity, line: self._log(replica.name, severity, line),
+            sink=lambda severity, line: self._heard(replica.name, severity, line),
             record=self.record,
         )
         with self._lock:
@@ -209,12 +293,23 @@ class CustomJobRun:
     def _await(self, replica: Replica, process: ManagedProcess) -> None:
         self._events.put(_Exit(replica, process, process.wait()))
 
-    def _stop_all(self) -> None:
-        """SIGTERM to all at once, so that replicas which save together can; then no process is left and no line unread."""
+    def _stop_all(self, grace_seconds: float = GRACE_SECONDS) -> None:
+        """SIGTERM to all at once, so that replicas which save together can; then no process is left and no line unread.
+
+        Without any grace there is no SIGTERM either.
+        """
+        for _, timer in self._late.values():
+            timer.cancel()
+        self._late.clear()
         with self._lock:
             processes = list(self._processes.values())
             self._processes.clear()
-        stoppers = [threading.Thread(target=process.stop, args=(GRACE_SECONDS,)) for process in processes]
+        stoppers = [
+            threading.Thread(target=process.stop, args=(grace_seconds,))
+            if grace_seconds
+            else threading.Thread(target=process.vanish)
+            for process in processes
+        ]
         for stopper in stoppers:
             stopper.start()
         for thread in (*stoppers, *self._waiters):
@@ -228,6 +323,11 @@ class CustomJobRun:
 
     def _announce(self, replica: Replica, code: int, consequence: str) -> None:
         self._log(replica.name, "WARNING", f"{replica.name} ended with status {code}; {consequence}")
+
+    def _heard(self, replica_name: str, severity: str, line: str) -> None:
+        """First kept, then acted on: whoever reads what a fault did finds the line that brought it on before it."""
+        self._log(replica_name, severity, line)
+        self.faults.saw(line)
 
     def _log(self, replica_name: str, severity: str, line: str) -> None:
         self.logs.append(job_id=self.job_id, task_name=replica_name, severity=severity, line=line)

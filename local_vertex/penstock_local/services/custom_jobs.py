@@ -20,6 +20,7 @@ from penstock_local.api.errors import (
     NotFoundError,
 )
 from penstock_local.api.messages import to_json
+from penstock_local.faults.board import FaultBoard
 from penstock_local.jobs.images import ImageMap, UnknownImageError
 from penstock_local.jobs.processes import ProcessRecord
 from penstock_local.jobs.replicas import MAX_POOLS
@@ -84,6 +85,7 @@ class JobRuntime:
     objects: ObjectStore
     client_environment: Mapping[str, str]
     work_dir: Path
+    faults: FaultBoard
     validator: JobValidator | None = None
 
 
@@ -116,6 +118,7 @@ class JobService:
             client_environment=self.runtime.client_environment,
             project_number=self.place.project_number,
             work_dir=self.runtime.work_dir / job_id,
+            faults=self.runtime.faults.for_job(job.name, dict(job.labels)),
         )
         self._running.start(
             job.name, run, insert=lambda: self.store.insert(job, parent=parent), follow=self._follow

@@ -105,6 +105,19 @@ class BlobDirectory:
         """The blob, at its first byte. It can be read to its end even when it is removed meanwhile."""
         return (self._root / name).open("rb", buffering=0)
 
+    def damage(self, name: str, *, cut: bool) -> int:
+        """Put other bytes in the place of a blob's, for this name alone; how many there are now."""
+        content = bytearray((self._root / name).read_bytes())
+        middle = len(content) // 2
+        if cut:
+            del content[middle:]
+        elif content:
+            content[middle] ^= 1
+        replacement = self._root / uuid.uuid4().hex
+        replacement.write_bytes(content)
+        replacement.replace(self._root / name)
+        return len(content)
+
     def remove(self, name: str) -> None:
         """Forget a blob; a second call does nothing."""
         (self._root / name).unlink(missing_ok=True)

@@ -395,6 +395,18 @@ class ObjectStore:
             )
         self._blobs.remove(row["blob"])
 
+    def damage(self, bucket: str, name: str, *, cut: bool) -> None:
+        """Have the stored bytes of an object go bad, as a medium would: no generation, no checksum changes with them.
+
+        One bit in the middle is changed or, with `cut`, the second half is gone and the size says so.
+        """
+        with self._transaction():
+            row = self._object_row(bucket, name, None)
+            size = self._blobs.damage(row["blob"], cut=cut)
+            self._database.execute(
+                "UPDATE object SET size = ? WHERE bucket = ? AND name = ?", (size, bucket, name.encode())
+            )
+
     # Rows.
 
     @contextlib.contextmanager

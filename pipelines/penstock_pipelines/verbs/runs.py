@@ -22,6 +22,7 @@ from penstock_pipelines.verbs.processes import (
     reenter_with,
     this_command,
 )
+from penstock_pipelines.verbs.rehearsals import check_faults, require_no_json
 
 if TYPE_CHECKING:
     from penstock_pipelines.parameters import PipelineParameters
@@ -37,6 +38,12 @@ if TYPE_CHECKING:
 )
 @images_option
 @click.option("--run-id", help="PipelineJob id; default: recipe and time.")
+@click.option(
+    "--faults",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="YAML of what is to go wrong: runs the recipe undisturbed and then with these faults, and compares.",
+)
+@click.option("--json", "as_json", is_flag=True, help="With --faults: the table for programs.")
 @parameter_option
 @allow_tags_option
 @click.pass_obj
@@ -48,31 +55,36 @@ def run(
     prepare: Path | None,
     images: Path | None,
     run_id: str | None,
+    faults: Path | None,
+    as_json: bool,
     parameters: tuple[str, ...],
     allow_tags: bool,
 ) -> None:
     """Compile RECIPE and run that file on the stand-in, to the end."""
     interrupt_on_signals()
+    require_no_json(as_json, faults)
     settings = load_settings(settings_file)
+    if faults:
+        check_faults(faults)
     path, digest, found = compile_to(settings, recipe, None, allow_tags)
     _check_parameters(settings, path, parameters, found)
-    click.echo(f"compiled {path} (sha256 {digest})")
+    click.echo(f"compiled {path} (sha256 {digest})", err=as_json)
     if reset:
         reset_state(state)
     with server_on(state, settings, images=images) as server:
-        click.echo(f"stand-in: project {settings.project}, state {state}, port {server.front_port}")
+        told = f"stand-in: project {settings.project}, state {state}, port {server.front_port}"
+        click.echo(told, err=as_json)
         environment = server.environment() | {"PENSTOCK_BUCKET": settings.bucket}
         code = child([str(prepare)], environment) if prepare else 0
         if code != 0:
             click.echo(f"error: the script {prepare} ended with code {code}; nothing was submitted", err=True)
         else:
-            arguments = [
-                *this_command(settings_file),
-                "submit",
-                str(path),
-                "--report-dir",
-                str(state / "reports"),
-            ]
+            verb = ["submit", str(path), "--report-dir", str(state / "reports")]
+            if faults:
+                control = f"http://127.0.0.1:{server.front_port}/penstock"
+                verb = ["rehearse", str(path), "--faults", str(faults), "--control", control]
+                verb += ["--json"] if as_json else []
+            arguments = [*this_command(settings_file), *verb]
             arguments += ["--run-id", run_id] if run_id else []
             code = child([*arguments, *(f"--param={text}" for text in parameters)], environment)
     sys.exit(code)

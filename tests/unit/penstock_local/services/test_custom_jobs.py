@@ -14,6 +14,7 @@ from google.cloud.aiplatform_v1.types import CustomJob, JobState, job_service
 
 from penstock_local.api.dispatch import CallContext
 from penstock_local.api.errors import InvalidArgumentError, UnavailableError
+from penstock_local.faults.board import FaultBoard
 from penstock_local.jobs.images import ImageMap, LocalImage
 from penstock_local.jobs.processes import ProcessRecord
 from penstock_local.logs import LogStore
@@ -49,6 +50,7 @@ def make(store: ResourceStore, tmp_path: Path) -> Iterator[Callable[..., JobServ
             objects=objects,
             client_environment={"TOLD": "by the client's environment"},
             work_dir=tmp_path / "work",
+            faults=FaultBoard(objects),
             validator=validator,
         )
         made.append(JobService(store, Place("demo", 42), runtime))

@@ -15,6 +15,7 @@ from google.cloud.aiplatform_v1.types import PipelineJob, PipelineState, pipelin
 from penstock_local.api.dispatch import CallContext
 from penstock_local.api.errors import UnimplementedError
 from penstock_local.api.messages import from_json
+from penstock_local.faults.board import FaultBoard
 from penstock_local.jobs.images import ImageMap, LocalImage
 from penstock_local.jobs.processes import ProcessRecord
 from penstock_local.logs import LogStore
@@ -64,6 +65,7 @@ class Bench:
             objects=self.objects,
             client_environment={},
             work_dir=directory / "work",
+            faults=FaultBoard(self.objects),
         )
         self.service = PipelineService(
             self.store, Place("demo", 42), runtime, objects=self.objects, work_dir=directory / "pipelines"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shutil
@@ -44,12 +43,12 @@ class One:
     def __init__(self, saver: Saver, buffer: HostBuffer, owner: Owner) -> None:
         self.saver = saver
         self._buffer = buffer
-        self._owner = owner
+        self.owner = owner
 
     def begin(self, step: int) -> None:
         self._buffer.tensor.fill_(step)
-        manifest = manifest_of(self._owner, step)
-        self.saver.begin(Save(step=step, directory=self._owner.attempt, manifest=manifest))
+        manifest = manifest_of(self.owner, step)
+        self.saver.begin(Save(step=step, directory=self.owner.attempt, manifest=manifest))
 
     def save(self, step: int) -> Exception | None:
         """What it ended with."""
@@ -181,7 +180,7 @@ def test_a_run_outlives_storage_that_is_away_for_two_saves_but_not_for_three(
 
 
 def put_objects(source: Path, one: One, step: int) -> None:
-    directory = source / f"step-{step:08d}" / one._owner.attempt
+    directory = source / f"step-{step:08d}" / one.owner.attempt
     directory.mkdir(parents=True)
     for row in range(NUM_OBJECTS):
         (directory / f"0-{row}.distcp").write_bytes(bytes([step]) * OBJECT_BYTES)
@@ -196,7 +195,7 @@ def test_a_directory_that_cannot_be_written_is_refused_at_once_and_named(
         assert type(error) is StorageError
         assert (tmp_path / "step-00000008").as_uri() in str(error)
         assert one.saver.failure is error
-    assert "step 8 was not saved: file://" in caplog.text
+    assert "step 8 was not saved: StorageError: file://" in caplog.text
 
 
 def test_a_saver_whose_root_was_taken_over_is_fenced(tmp_path: Path, world: World) -> None:
@@ -239,8 +238,8 @@ def test_what_must_be_stored_before_a_step_counts_is_asked_for_once_all_is_writt
         raise StorageError("no room for the metrics")
 
     with saving(tmp_path, world) as one:
-        told = manifest_of(one._owner, 8)
-        one.saver.begin(Save(step=8, directory=one._owner.attempt, manifest=told, before_commit=look))
+        told = manifest_of(one.owner, 8)
+        one.saver.begin(Save(step=8, directory=one.owner.attempt, manifest=told, before_commit=look))
         assert one.saver.wait(TIMEOUT_SECONDS)
         assert "no room for the metrics" in str(one.saver.failure)
     assert seen == [(NUM_OBJECTS, [])]
@@ -268,12 +267,18 @@ def test_a_run_learns_at_its_next_step_that_it_can_save_no_more(tmp_path: Path, 
     assert run.restored() == (4, 4.0)
 
 
-def test_a_last_save_that_storage_did_not_take_is_not_the_end_of_a_run_that_is_done(
-    tmp_path: Path, world: World
-) -> None:
+def test_a_run_whose_last_save_cannot_be_stored_ends_with_the_error(tmp_path: Path, world: World) -> None:
     run = Run(tmp_path / "root", world)
     with run.checkpointer(run.attempt()) as checkpoints:
         shutil.rmtree(run.root)
         checkpoints.save(progress_at(4), state(4.0))
         with pytest.raises(StorageError, match=r"owner\.json does not exist"):
             checkpoints.finish()
+
+
+def test_a_run_that_ends_before_its_first_save_leaves_no_trace_in_the_log(
+    tmp_path: Path, world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with saving(tmp_path, world):
+        pass
+    assert capfd.readouterr().err == ""
