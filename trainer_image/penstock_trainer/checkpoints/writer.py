@@ -56,7 +56,7 @@ _PIECE = 2**20
 NICENESS = 10
 """Where processors are short, the training has them first."""
 
-FailureKind = Literal["fenced", "unavailable", "refused"]
+FailureKind = Literal["fenced", "unavailable", "refused", "impossible"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +80,8 @@ class Failure:
     """Why a command was not carried out."""
 
     kind: FailureKind
-    """fenced: another attempt owns the root. unavailable: another try may help. refused: it will not."""
+    """fenced: another attempt owns the root. unavailable: another try may help. refused: storage will not have it.
+    impossible: nothing of storage's."""
     error: str
 
 
@@ -218,8 +219,10 @@ def failure_of(error: Exception) -> Failure:
         return Failure(kind="fenced", error=str(error))
     if isinstance(error, StorageUnavailableError):
         return Failure(kind="unavailable", error=str(error))
-    known = isinstance(error, (StorageError, ContractError, TrainerError))
-    return Failure(kind="refused", error=str(error) if known else f"{type(error).__name__}: {error}")
+    if isinstance(error, (StorageError, ContractError)):
+        return Failure(kind="refused", error=str(error))
+    known = isinstance(error, TrainerError)
+    return Failure(kind="impossible", error=str(error) if known else f"{type(error).__name__}: {error}")
 
 
 def serve(buffer: memoryview, commands: Iterator[str]) -> Iterator[Mapping[str, Any]]:

@@ -14,13 +14,14 @@ from typing import Any
 from penstock_trainer import die_with_parent
 from penstock_trainer.checkpoints.writer import Failure, Setup
 from penstock_trainer.contract.fields import canonical_json, from_dict
-from penstock_trainer.errors import FencedError
+from penstock_trainer.errors import CheckpointError, FencedError
 from penstock_trainer.storage import StorageError, StorageUnavailableError
 
 _ERRORS: Mapping[str, type[Exception]] = {
     "fenced": FencedError,
     "unavailable": StorageUnavailableError,
     "refused": StorageError,
+    "impossible": CheckpointError,
 }
 
 

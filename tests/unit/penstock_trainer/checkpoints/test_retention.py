@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_trainer.checkpoints.retention import Retention
@@ -25,6 +25,7 @@ def test_what_is_kept_for_no_reason_is_dropped(last: int, every: int, best: bool
     assert retention.dropped([60, 10, 50, 20, 40, 30], best=30) == dropped
 
 
+@settings(deadline=None)
 @given(
     steps=st.sets(st.integers(1, 10_000)),
     last=st.integers(1, 5),
