@@ -173,7 +173,9 @@ def test_the_best_step_is_exported_and_scores_as_it_did_in_training(
     export = text.export(strategy)
     assert (export.step, export.tokens_seen) == (6, 6 * 12 * 32)
     assert export.checkpoint_uri == f"{text.uri(strategy)}/step-00000006"
-    assert text.saved(strategy) == [6, 8, 12], "an improving step is saved, whatever the interval; the three newest are kept"
+    assert text.saved(strategy) == [6, 8, 12], (
+        "an improving step is saved, whatever the interval; the three newest are kept"
+    )
 
     arguments = [f"--data={text.uri('dataset')}", f"--model={text.uri(strategy)}-model"]
     assert main([*arguments, f"--output={tmp_path / 'report.json'}"]) == 0

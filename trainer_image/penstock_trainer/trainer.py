@@ -53,6 +53,7 @@ _LEAVING_SECONDS = 2.0
 _WRITE_SECONDS = 60.0
 """For a save under way, and for old checkpoints to be deleted, when the run ends."""
 _COMMIT_SECONDS = 5.0
+"""For a save that all ranks had written when one of them was lost."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,8 +182,8 @@ class Trainer:
             with closing(self.observer):
                 outcome = self._fit()
         except Exception as exc:
-            # What lost ranks have not written is not coming; a commit under way may still get to its end.
-            self.checkpoints.close(_COMMIT_SECONDS if is_lost_peer(exc) else _WRITE_SECONDS)
+            lost = is_lost_peer(exc)
+            self.checkpoints.close(_COMMIT_SECONDS if lost else _WRITE_SECONDS, peers_lost=lost)
             raise
         self.checkpoints.close(_WRITE_SECONDS if outcome == "done" else _LEAVING_SECONDS / 2)
         return outcome

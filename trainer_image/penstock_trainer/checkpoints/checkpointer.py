@@ -141,10 +141,13 @@ class Checkpointer:
         """Raise FencedError unless this attempt still owns the root. Not collective: blocks on storage alone."""
         check_ownership(self.root_uri, self.owner, storage_for(self.root_uri))
 
-    def close(self, timeout_seconds: float = 60.0) -> None:
-        """Give the writers so long to end what they do, and give the buffer back. Not collective; blocks."""
+    def close(self, timeout_seconds: float = 60.0, *, peers_lost: bool = False) -> None:
+        """Give the writers so long to end what they do, and give the buffer back. Not collective; blocks.
+
+        With `peers_lost` a save that lacks other ranks' parts is given up.
+        """
         for saver in self._savers:
-            saver.close(timeout_seconds)
+            saver.close(timeout_seconds, peers_lost=peers_lost)
         self._buffer.close()
 
     @property

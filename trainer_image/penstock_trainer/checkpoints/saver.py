@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import queue
 import threading
 import time
@@ -31,6 +32,8 @@ MAX_WRITERS_LOST = 3
 MAX_FAILURES = 3
 """Saves one after the other that storage would not take, after which the run ends."""
 _POLL_SECONDS = 0.05
+_LAST_RECEIPTS_SECONDS = 0.5
+"""After a peer was lost: those of the others may be on their way."""
 _ENDED = "the run ended before its last save was a checkpoint"
 
 
@@ -87,6 +90,7 @@ class Saver:
         self._idle = threading.Event()
         self._idle.set()
         self._is_closing = False
+        self._receipts_until = math.inf
         self._failures = 0
         self._committed: list[tuple[int, float]] = []
         self.last_seconds = 0.0
@@ -118,8 +122,13 @@ class Saver:
         del self._committed[: len(taken)]
         return taken
 
-    def close(self, timeout_seconds: float) -> None:
-        """Give the writer so long to do what it was asked for, and end it. What is not a checkpoint by then is given up."""
+    def close(self, timeout_seconds: float, *, peers_lost: bool = False) -> None:
+        """Give the writer so long to do what it was asked for, and end it. What is not a checkpoint by then is given up.
+
+        With `peers_lost` receipts that are not there at once are not waited for: they may never come.
+        """
+        if peers_lost:
+            self._receipts_until = time.monotonic() + _LAST_RECEIPTS_SECONDS
         self._queue.put(None)
         self._thread.join(timeout_seconds)
         self._is_closing = True
@@ -200,7 +209,7 @@ class Saver:
         """Polled: a wait would keep the connection, and `close` would have to wait with it."""
         assert self._store is not None
         while not self._store.check([key]):
-            if self._is_closing:
+            if self._is_closing or time.monotonic() > self._receipts_until:
                 raise PeerError("the run ended before every rank had written its part of the checkpoint")
             time.sleep(_POLL_SECONDS)
         value: bytes = self._store.get(key)

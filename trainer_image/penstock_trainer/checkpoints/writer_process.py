@@ -64,8 +64,8 @@ class WriterProcess:
                 self._is_set_up = True
             self._send({command: told})
             line = self._process.stdout.readline()
-        except OSError as exc:
-            raise WriterLostError(str(exc)) from exc
+        except BrokenPipeError as exc:
+            raise WriterLostError(f"exit code {self._process.wait()}") from exc
         if not line.endswith("\n"):
             raise WriterLostError(f"exit code {self._process.wait()}")
         [(kind, answer)] = json.loads(line).items()

@@ -107,9 +107,9 @@ class FileStorage:
         prefix = str(path_of(prefix_uri)) + ("/" if prefix_uri.endswith("/") else "")
         top = Path(prefix) if prefix.endswith("/") else Path(prefix).parent
         with disk_errors(prefix_uri):
-            paths = sorted(path for path in top.rglob("*") if str(path).startswith(prefix))
+            paths = sorted(path for path in _files_below(top) if str(path).startswith(prefix))
         for path in paths:
-            if path.is_file() and not path.name.startswith(_TEMPORARY_PREFIX):
+            if not path.name.startswith(_TEMPORARY_PREFIX):
                 try:
                     with disk_errors(path.as_uri()):
                         status = path.stat()
@@ -214,6 +214,17 @@ class FileStorage:
                     f"{uri} is in generation {standing}, not {if_generation_match}."
                 )
             temporary.replace(path)
+
+
+def _files_below(top: Path) -> Iterator[Path]:
+    """A directory that is removed meanwhile has none; raises OSError for one that cannot be read."""
+
+    def pass_over(error: OSError) -> None:
+        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            raise error
+
+    for directory, _, names in os.walk(top, onerror=pass_over):
+        yield from (Path(directory, name) for name in names)
 
 
 @contextmanager
