@@ -96,6 +96,7 @@ def _memory(plan: Plan) -> Table:
                 "batch": f"{memory.micro_batch} x {memory.accumulation}",
                 **{name: _size(size) for name, size in parts.items()},
                 "on the host": _size(memory.host),
+                "for a save, there": _size(memory.save_buffer),
             })  # fmt: skip
     return _table("what a rank holds at the fullest moment of a step", rows)
 

@@ -16,7 +16,13 @@ from penstock_components.planning.ledger import Ledger
 from penstock_components.planning.placement import Device, Placement
 from penstock_components.planning.replay import replay_step
 from penstock_components.planning.shape import ModelShape
-from penstock_components.planning.states import Held, ModelStates, keeps_fp32_gradients, model_states
+from penstock_components.planning.states import (
+    Held,
+    ModelStates,
+    checkpoint_bytes,
+    keeps_fp32_gradients,
+    model_states,
+)
 from penstock_components.planning.torch_replay import DdpReplay, FsdpReplay
 from penstock_components.planning.zero_replay import Bf16OptimizerReplay, Zero3Replay, ZeroReplay
 from penstock_trainer.contract.config import JobConfig, ModelConfig
@@ -60,6 +66,8 @@ class RankMemory:
     """Samples that go through the model at once."""
     accumulation: int
     """Micro-batches of a step."""
+    save_buffer: int
+    """Bytes of host memory that a save copies this rank's share of the checkpoint to, about: shares differ a little."""
     unmodelled: tuple[str, ...]
     """Fields of the config that change memory in a way that is not accounted for."""
 
@@ -97,6 +105,7 @@ def rank_memory(
         peak=peak,
         micro_batch=at.micro_batch,
         accumulation=at.accumulation,
+        save_buffer=checkpoint_bytes(at) // world_size,
         unmodelled=tuple(_unmodelled(at)),
     )
 

@@ -69,6 +69,12 @@ def model_states(at: Placement, *, rank: int = 0) -> ModelStates:
     return kinds[at.engine.strategy](at, rank)
 
 
+def checkpoint_bytes(at: Placement) -> int:
+    """Of a whole checkpoint: fp32 weights and the optimizer's state, whatever the strategy."""
+    trained = at.shape.trained
+    return FP32 * at.shape.num_parameters + _moments(at) * numel_of(trained) + _step_counts(at, len(trained))
+
+
 def _replicated(at: Placement) -> ModelStates:
     """Every rank has all. Under DDP gradients live in its buckets, which stay."""
     trained = at.shape.trained

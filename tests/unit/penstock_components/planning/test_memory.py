@@ -69,6 +69,13 @@ def test_offloading_moves_all_but_the_parameters_to_the_host() -> None:
     assert of(job(strategy="fsdp-full", cpu_offload=True)).states.device.total == 0
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "zero2", "fsdp-hybrid"])
+def test_a_save_takes_each_rank_a_share_of_12_bytes_a_parameter_on_the_host(strategy: str) -> None:
+    # fp32 weights and two moments; what several ranks hold is shared out among them.
+    memory = of(job(strategy=strategy))
+    assert memory.save_buffer == pytest.approx(12 * LARGE.num_parameters / 64, rel=1e-6)
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp-full"])
 def test_accumulation_costs_the_gradients_of_the_whole_model(strategy: str) -> None:
     once, twice = (of(job(strategy=strategy, batch=batch)) for batch in (64, 128))
