@@ -7,7 +7,6 @@ import random
 import re
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,13 +15,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-import uvicorn
 
 import penstock_trainer.storage as penstock_storage
+from distributed.storage_server import BUCKET, environment_of, storage_server
 from distributed.storm_ranks import Process, Storm
 from distributed.tiny_dataset import build_dataset
 from distributed.tiny_run import step_events, tiny_config
-from penstock_local.storage import ObjectStore, build_app
 from penstock_trainer.checkpoint_root import (
     CheckpointRoot,
     find_leftovers,
@@ -34,7 +32,7 @@ from penstock_trainer.checkpoints.writer import Writer
 from penstock_trainer.contract.checkpoint import step_dir_uri
 from penstock_trainer.contract.config import JobConfig, Strategy
 from penstock_trainer.contract.events import StepEvent
-from penstock_trainer.storage import ObjectNotFoundError, join
+from penstock_trainer.storage import join
 from penstock_trainer.testing import ChildProcess
 from unit.penstock_trainer.checkpoints.one_buffer import Job, Watched, manifest_of, require_whole
 
@@ -190,9 +188,7 @@ class Storms(ExitStack):
         time.sleep(draw.choice([0.0, draw.uniform(0.0, 0.005)]))
 
     def _objects(self) -> set[str]:
-        while True:
-            with suppress(ObjectNotFoundError):  # of a directory that is pruned meanwhile
-                return {info.uri for info in self.root.storage.list_objects(f"{self.root.uri}/step-")}
+        return {info.uri for info in self.root.storage.list_objects(f"{self.root.uri}/step-")}
 
     def _wait(self, ask: Callable[[], Found]) -> Found:
         """For an answer that is neither False nor empty."""
@@ -285,25 +281,12 @@ def opened(pid: int) -> Iterator[int]:
 @contextmanager
 def bucket(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """URI of one of a running stand-in for Cloud Storage, to which the environment points Google's client."""
-    store = ObjectStore(directory)
-    app = build_app(store, project_id="demo", project_number=123456789012)
-    server = uvicorn.Server(
-        uvicorn.Config(app, host="127.0.0.1", port=0, http="httptools", log_level="warning", lifespan="off")
-    )
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    store.create_bucket("checkpoints")
-    endpoint = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", endpoint)
-    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "demo")
-    penstock_storage._storage_of.cache_clear()
-    yield "gs://checkpoints"
-    penstock_storage._storage_of.cache_clear()
-    server.should_exit = True
-    thread.join()
-    store.close()
+    with storage_server(directory) as endpoint:
+        for name, value in environment_of(endpoint).items():
+            monkeypatch.setenv(name, value)
+        penstock_storage._storage_of.cache_clear()
+        yield f"gs://{BUCKET}"
+        penstock_storage._storage_of.cache_clear()
 
 
 @pytest.fixture(scope="module")
