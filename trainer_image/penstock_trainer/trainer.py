@@ -48,7 +48,7 @@ from penstock_trainer.world import World, is_lost_peer, is_transient
 
 logger = logging.getLogger(__name__)
 
-_LEAVING_SECONDS = 2.0
+_LEAVING_SECONDS = 4.0
 """Of a preempted run's budget: to leave the process groups, and to be seen to have ended."""
 _WRITE_SECONDS = 60.0
 """For a save under way, and for old checkpoints to be deleted, when the run ends."""
@@ -185,7 +185,7 @@ class Trainer:
             lost = is_lost_peer(exc)
             self.checkpoints.close(_COMMIT_SECONDS if lost else _WRITE_SECONDS, peers_lost=lost)
             raise
-        self.checkpoints.close(_WRITE_SECONDS if outcome == "done" else _LEAVING_SECONDS / 2)
+        self.checkpoints.close(_WRITE_SECONDS if outcome == "done" else _LEAVING_SECONDS / 8)
         return outcome
 
     def _fit(self) -> Outcome:
@@ -224,14 +224,20 @@ class Trainer:
             if due.log:
                 self._log(judged, rate)
             is_best = due.evaluate and self._evaluate()
-            if due.stop and not self._is_over:
+            if not self._go_on(due, is_best=is_best):
                 self._save_in_time()
                 return "preempted"
-            if is_best or self._is_over:
-                self._save(due, to_root=True)
-            elif due.save and self._has_room(due):
-                self._save(due, to_root=due.upload)
         return "done"
+
+    def _go_on(self, due: Due, *, is_best: bool) -> bool:
+        """Save what is due; False when the run has to stop here."""
+        if due.stop and not self._is_over:
+            return False
+        if is_best or self._is_over:
+            return self._save(due, to_root=True)
+        if due.save and self._has_room(due):
+            return self._save(due, to_root=due.upload)
+        return True
 
     def _step(self, loader: Loader) -> tuple[Due, float]:
         """One optimizer step; what follows it, and its learning rate."""
@@ -362,16 +368,21 @@ class Trainer:
             return False
         return True
 
-    def _save(self, due: Due, *, to_root: bool) -> None:
-        """Collective where a save is under way, which is waited for: together, as no rank may be taken to hang."""
+    def _save(self, due: Due, *, to_root: bool) -> bool:
+        """Whether it was begun: False when a rank was told to stop while all waited for the save before.
+
+        Collective where one is under way: ranks wait together, as none may be taken to hang.
+        """
         self.heart.beat("saving", self.progress.step)
         with self.clock.span("checkpoint"):
             average_buffers(self.model)
             if due.busy or (to_root and due.uploading):
                 logger.info("the save of step %d waits for the one before it", self.progress.step)
                 with self.goodput.span("blocked_by_saving"):
-                    self.checkpoints.wait()
+                    if not self.checkpoints.wait(is_told_to_stop=lambda: self.preemption.is_told):
+                        return False
             self._copy(to_root=to_root)
+        return True
 
     def _copy(self, *, to_root: bool) -> None:
         recorded = self.metrics.recorded

@@ -32,6 +32,9 @@ from penstock_trainer.world import World
 
 logger = logging.getLogger(__name__)
 
+_ASK_SECONDS = 0.5
+"""Between two questions to all ranks while they wait."""
+
 
 class Checkpointer:
     """The one writer below a checkpoint root, as long as `owner` is what owner.json says.
@@ -93,11 +96,18 @@ class Checkpointer:
         """Whether a save that goes to the root is under way on this rank."""
         return self._root.is_busy
 
-    def wait(self) -> None:
-        """Until no save is under way on any rank, however each ends. Collective; blocks."""
-        for saver in self._savers:
-            saver.wait()
-        self._world.gather(None)
+    def wait(self, *, is_told_to_stop: Callable[[], bool]) -> bool:
+        """Until no save is under way on any rank, however each ends, or until a rank is told to stop: False then.
+
+        Collective; blocks.
+        """
+        while True:
+            is_idle = all(saver.wait(_ASK_SECONDS) for saver in self._savers)
+            answers = self._world.gather((is_idle, is_told_to_stop()))
+            if any(is_told for _, is_told in answers):
+                return False
+            if all(is_idle for is_idle, _ in answers):
+                return True
 
     @property
     def has_failed(self) -> bool:
