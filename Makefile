@@ -6,11 +6,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RECIPE ?= tiny-zero2
 RUN_ARGS ?=
+REHEARSED ?= tiny-fsdp
 # Most tests wait for processes of their own; two at once keep two cores busy.
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-full test-faults check fix compile golden clean
+.PHONY: help install run test test-full test-faults rehearse check fix compile golden clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,6 +39,10 @@ test-full: $(STAMP) ## Run the long matrices too
 
 test-faults: $(STAMP) ## Plant each fault of tests/numerics/faults and show that the tests notice
 	$(BIN)/python tests/numerics/faults/run.py
+
+rehearse: $(STAMP) ## Every fault that training has to survive: on REHEARSED (a recipe, with a table) and on a tiny job
+	$(BIN)/python tests/rehearse/run.py $(REHEARSED)
+	$(BIN)/python -m pytest -rs tests/e2e/test_faults.py tests/rehearse
 
 check: $(STAMP) ## Format, lint, types, import rules, proportion
 	$(BIN)/ruff format --check .

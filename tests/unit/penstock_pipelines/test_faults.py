@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -148,6 +150,18 @@ def test_checkpoints_that_retention_has_deleted_are_not_lost(tmp_path: Path) -> 
     assert row.ok
 
 
+def test_a_step_that_was_saved_and_not_logged_is_not_taken_for_skipped(tmp_path: Path) -> None:
+    fault = {"do": "preempt", "replica": "workerpool1-0", "notice_seconds": 30, "at_step": 3}
+    told = "SIGTERM: ranks have 25 s to save"
+    lines = log(
+        1, 2, 3, told, "x ended with status 134; the whole job restarts", CONTINUED.replace("2", "4"), 5
+    )
+    found = evidence(lines, clean_losses={step: 1 / step for step in (1, 2, 3, 5)})
+    row = row_of(tmp_path, fault, found)
+    assert (row.steps_lost, row.restarted_in, row.ok) == (0, "whole job", True)
+    assert told in row.detected_by
+
+
 def test_two_kills_have_a_restart_each(tmp_path: Path) -> None:
     again = RESTARTED.replace("1 of", "2 of")
     lines = log(*DISTURBED[:-1], again, "continuing from step 4 of gs://bucket/root", 5)
@@ -177,13 +191,27 @@ def test_a_permanent_fault_has_to_end_the_job_and_to_say_why(tmp_path: Path) -> 
     fault = {"do": "storage", "kind": "read-only", "at_step": 3}
     reason = "step 4 was not saved: gs://b/x: not permitted (403)"
     ended = evidence(log(1, 2, 3, 4, reason), succeeded=False, error="exited with 1")
-    row = row_of(tmp_path, fault, ended)
+    row = row_of(tmp_path, fault, ended, requests=1)
     assert (row.restarted_in, row.verdict, row.ok) == ("ended", "ended, nothing committed was lost", True)
     assert reason in row.detected_by
-    silent = row_of(tmp_path, fault, evidence(log(1, 2, 3, 4), succeeded=False))
+    silent = row_of(tmp_path, fault, evidence(log(1, 2, 3, 4), succeeded=False), requests=1)
     assert (silent.verdict, silent.ok) == ("nothing in the log says why the job ended", False)
-    went_on = row_of(tmp_path, fault, evidence(log(1, 2, 3, 4, reason, 5)))
+    went_on = row_of(tmp_path, fault, evidence(log(1, 2, 3, 4, reason, 5)), requests=1)
     assert (went_on.verdict, went_on.ok) == ("the run went on, and should have ended", False)
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdict"),
+    [
+        (KILL_RANK, "nothing in the log shows that it was noticed"),
+        ({"do": "storage", "kind": "slow", "at_step": 3}, "struck no request; see its `match`"),
+    ],
+)
+def test_a_fault_that_left_nothing_behind_is_a_finding(
+    tmp_path: Path, fault: dict[str, Any], verdict: str
+) -> None:
+    row = row_of(tmp_path, fault, evidence(log(1, 2, 3, 4, 5)))
+    assert (row.verdict, row.ok) == (verdict, False)
 
 
 def test_a_fault_that_did_not_strike_is_a_finding(tmp_path: Path) -> None:
@@ -198,18 +226,34 @@ def test_the_table_and_its_json_tell_the_same(tmp_path: Path) -> None:
     print_rows(console, [row])
     shown = console.export_text()
     console.file.close()
-    for told in ("kill rank rank 1", "ranks in place", "2.5 s", "equal (3)", "ok"):
+    for told in ("kill rank 1", "ranks in place", "2.5 s", "equal (3)", "ok"):
         assert told in shown
     told = json.loads(to_json([row], ok=True))
     assert told["ok"]
     assert told["faults"][0]["steps_lost"] == 1
 
 
+def test_where_lines_have_no_width_the_table_is_not_cut_into_syllables(tmp_path: Path) -> None:
+    row = row_of(tmp_path, KILL_RANK, evidence(log(*DISTURBED)))
+    console = Console(width=80, record=True, file=(tmp_path / "out").open("w"))
+    print_rows(console, [row])
+    shown = console.export_text()
+    console.file.close()
+    assert "kill rank 1" in shown
+    assert f"1  detected by: workerpool0-0: {RESTARTED}" in shown
+
+
+def test_each_fault_of_the_examples_has_a_name_of_its_own() -> None:
+    for path in EXAMPLES:
+        names = [fault.name for fault in read_faults(path)]
+        assert len(set(names)) == len(names), names
+
+
 def test_processes_are_told_by_their_command_lines(tmp_path: Path) -> None:
     rank, launcher, damage = ordered(
         tmp_path,
         KILL_RANK,
-        {"do": "hang", "process": "launcher", "replica": "workerpool1-0", "at_step": 1},
+        {"do": "kill", "process": "launcher", "replica": "workerpool1-0", "at_step": 1},
         {"do": "damage", "how": "flip", "at_step": 1},
     )
     assert rank.order == {
@@ -228,6 +272,8 @@ def test_processes_are_told_by_their_command_lines(tmp_path: Path) -> None:
         ("faults: []", "faults is empty"),
         ("faults: [kill]", "faults[0] is 'kill'; it must be fields of which `do` says what is done"),
         ("faults: [{do: kill, process: wrter, rank: 1}]", "Did you mean 'writer'?"),
+        ("faults: [{do: hang, process: writer, rank: 1}]", "hang takes rank there"),
+        ("faults: [{do: storage, match: 2026-01-01}]", "neither text nor number nor true"),
         ("faults: [{do: kill, process: rank, at_step: 1}]", "faults[0].rank is None; it must be a rank"),
         ("faults: [{do: kill, process: launcher, at_step: 1}]", "faults[0].replica is missing"),
         ("faults: [{do: kill, process: launcher, rank: 0}]", "a launcher has none"),
@@ -251,3 +297,27 @@ def test_the_stand_in_takes_what_the_examples_order(path: Path) -> None:
     faults = read_faults(path)
     parsed = parse_order({"labels": {}, "faults": [dict(fault.order) for fault in faults]})
     assert len(parsed.faults) == len(faults) > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--json"], "--json tells the table of --faults FILE; give that too."),
+        (["--faults", "bad.yaml"], "faults[0].process is 'rnk'"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_starts(
+    tmp_path: Path, arguments: list[str], told: str
+) -> None:
+    (tmp_path / "bad.yaml").write_text("faults: [{do: kill, process: rnk, rank: 1, at_step: 3}]")
+    settings = ["--settings", str(ROOT / "penstock.toml")]
+    command = [*settings, "run", "tiny-fsdp", "--state", "state", *arguments]
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock_pipelines.cli", *command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert not (tmp_path / "state").exists()

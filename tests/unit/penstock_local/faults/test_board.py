@@ -135,14 +135,23 @@ def test_a_storage_fault_counts_its_requests_and_is_over_with_the_last(board: Fa
     followed, _ = armed(
         board, {"do": "storage", "kind": "refuse", "match": "^bucket/kept/", "requests": 2, "at_step": 1}
     )
-    assert board.storage_fault("bucket/kept/a", is_write=True) is None
+    assert board.storage_faults("bucket/kept/a", is_write=True) == []
     followed.saw(step_line(1))
     struck = [
-        board.storage_fault(target, is_write=False) is not None
+        board.storage_faults(target, is_write=False) != []
         for target in ("bucket/kept/a", "bucket/other", "bucket/kept/", "bucket/kept/a")
     ]
     assert struck == [True, False, True, False]
     assert (state(board)["requests"], state(board)["state"]) == (2, "over")
+
+
+def test_delays_and_dates_leave_the_answer_to_one_other_fault(board: FaultBoard) -> None:
+    harms = ({"kind": "wrong-date", "hours": 1}, {"kind": "refuse"}, {"kind": "slow"}, {"kind": "reset"})
+    followed, _ = armed(board, *({"do": "storage", "at_start": True, **harm} for harm in harms))
+    struck = [fault.harm for fault in board.storage_faults("bucket/a", is_write=True)]
+    assert struck == ["wrong-date", "refuse", "slow"]
+    assert [state(board, index)["requests"] for index in range(4)] == [1, 1, 1, 0]
+    followed.end()
 
 
 def test_a_storage_fault_ends_with_its_time_and_with_its_job(board: FaultBoard) -> None:
@@ -151,12 +160,12 @@ def test_a_storage_fault_ends_with_its_time_and_with_its_job(board: FaultBoard) 
         {"do": "storage", "kind": "slow", "seconds": 0.05, "at_start": True},
         {"do": "storage", "kind": "read-only", "at_start": True},
     )
-    assert board.storage_fault("bucket/a", is_write=False) is not None
+    assert board.storage_faults("bucket/a", is_write=False) != []
     time.sleep(0.06)
-    assert board.storage_fault("bucket/a", is_write=False) is None
-    assert board.storage_fault("bucket/a", is_write=True) is not None  # the other one
+    assert board.storage_faults("bucket/a", is_write=False) == []
+    assert board.storage_faults("bucket/a", is_write=True) != []  # the other one
     followed.end()
-    assert board.storage_fault("bucket/a", is_write=True) is None
+    assert board.storage_faults("bucket/a", is_write=True) == []
 
 
 @pytest.mark.parametrize(("how", "left"), [("flip", b"abbd"), ("cut", b"ab")])

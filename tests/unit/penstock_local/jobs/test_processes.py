@@ -178,6 +178,21 @@ def test_stop_kills_what_does_not_listen_when_the_grace_is_over(run: Callable[[s
     told.process.stop(10)  # an ended one is left as it is
 
 
+def test_a_program_that_vanishes_is_told_nothing_and_takes_its_tree_with_it(
+    run: Callable[[str], Program],
+) -> None:
+    saves = "import signal; signal.signal(signal.SIGTERM, lambda *_: print('saved', flush=True))\n"
+    told = run(saves + start_child(start_new_session=True) + "time.sleep(60)")
+    child = int(told.first_line())
+    assert set(told.process.tree()) == {told.process.pid, child}
+    told.process.vanish()
+    assert told.process.wait() == 128 + signal.SIGKILL
+    assert [line for _, line in told.lines] == [str(child)]
+    assert not is_running(child)
+    assert told.process.tree() == []
+    told.process.vanish()  # a second call does nothing
+
+
 def test_a_program_that_does_not_exist_is_an_error(tmp_path: Path, record: ProcessRecord) -> None:
     with pytest.raises(FileNotFoundError, match="no-such-program"):
         ManagedProcess(["no-such-program"], env={}, cwd=tmp_path, sink=lambda *_: None, record=record)

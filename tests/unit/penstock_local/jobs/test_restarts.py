@@ -4,6 +4,7 @@ import pytest
 
 from penstock_local.jobs.restarts import (
     MAX_JOB_RETRIES,
+    MAX_PREEMPTIONS,
     MAX_REPLICA_RESTARTS,
     Action,
     RestartPolicy,
@@ -81,3 +82,12 @@ def test_a_replica_that_is_always_killed_ends_the_job_at_last(whole_job: bool) -
 )
 def test_only_aborts_and_signals_are_transient(exit_code: int, expected: bool) -> None:
     assert is_transient(exit_code) is expected
+
+
+def test_a_job_survives_six_preemptions_whatever_else_befalls_it() -> None:
+    tried = policy()
+    for _ in range(MAX_JOB_RETRIES):
+        assert decide(tried, 134) is Action.RESTART_JOB
+    assert [tried.preempted() for _ in range(MAX_PREEMPTIONS)] == [Action.RESTART_JOB] * 6
+    assert tried.preempted() is Action.FAIL
+    assert policy(disable_retries=True).preempted() is Action.FAIL
