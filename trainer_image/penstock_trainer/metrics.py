@@ -1,6 +1,6 @@
 """What a run measured, step by step: a line on stdout at once, a segment in storage at each checkpoint.
 
-    <checkpoint root>/metrics/<attempt>-<first step:08d>.jsonl
+    <checkpoint root>/metrics/<attempt>-<number:05d>.jsonl
 
 Object stores cannot append, so segments are never changed. The first line of each says which attempt wrote it and from
 where that one continued; the lines after it are as events.measurements_to_jsonl has them.
@@ -56,6 +56,7 @@ class MetricsLog:
         self.recorded = 0
         """How much of this attempt's was recorded: a place in it, for `upload`."""
         self._uploaded = 0
+        self._segments = 0
 
     def record(self, event: Measurement) -> None:
         """Print what was measured and keep it for the next segment."""
@@ -79,7 +80,7 @@ class MetricsLog:
         due = self._pending[: until - self._uploaded]
         if not due:
             return
-        name = f"{self._header.attempt}-{due[0].step:08d}.jsonl"
+        name = f"{self._header.attempt}-{self._segments:05d}.jsonl"
         header = f"{canonical_json(self._header)}\n".encode()
         self._storage.write(
             join(self._root_uri, "metrics", name),
@@ -89,6 +90,7 @@ class MetricsLog:
         )
         del self._pending[: len(due)]
         self._uploaded = until
+        self._segments += 1
 
     def joined(self) -> bytes:
         """What the whole run measured as JSON lines, from the segments of all attempts. Blocks on storage.

@@ -139,6 +139,8 @@ class Trainer:
             tokenizer_sha256=sha256,
             local_root=self.local_root,
         )
+        self.evaluation_seconds = 0.0
+        """Of the last one."""
         self.has_stepped = False
         """Whether this process has done a step."""
         self.guard = Guard(config.guard, scales_loss=config.engine.precision == "fp16", device=world.device)
@@ -200,6 +202,8 @@ class Trainer:
         with loader, collected_by_step(), self.goodput.span("compute"):
             outcome = self._train(loader)
         if outcome == "done":
+            if self.restorer.restored_locally == self.progress.step:
+                self._copy(to_root=True)  # all was done when it was restored, and its upload was lost
             self._finish_saving()
             self.heart.beat("exporting", self.progress.step)
             with self.goodput.span("export"):
@@ -219,11 +223,13 @@ class Trainer:
             judged = self.guard.judge()
             self.observer.judged(judged)
             if judged.roll_back:
+                if due.stop:
+                    return "preempted"  # the checkpoint to go back to stands
                 self._roll_back(judged.roll_back)
                 continue
             if due.log:
                 self._log(judged, rate)
-            is_best = due.evaluate and self._evaluate()
+            is_best = due.evaluate and self._has_time_to_evaluate(due) and self._evaluate()
             if not self._go_on(due, is_best=is_best):
                 self._save_in_time()
                 return "preempted"
@@ -236,7 +242,9 @@ class Trainer:
         if is_best or self._is_over:
             return self._save(due, to_root=True)
         if due.save and self._has_room(due):
-            return self._save(due, to_root=due.upload)
+            # A disk that is free takes the save also while the upload of another goes on.
+            to_root = due.upload and not (due.uploading and self.local_root)
+            return self._save(due, to_root=to_root)
         return True
 
     def _step(self, loader: Loader) -> tuple[Due, float]:
@@ -320,6 +328,7 @@ class Trainer:
             average_buffers(self.model)
             scores = self.evaluation.run(lambda: self.heart.beat("evaluating", self.progress.step))
         config = self.config.evaluation
+        self.evaluation_seconds = scores.seconds
         value = scores.loss if config.metric == "loss" else scores.accuracy
         is_best = improves(value, self.progress.best, config)
         self.progress = self.progress.evaluated(value, is_best=is_best)
@@ -338,7 +347,7 @@ class Trainer:
     def _roll_back(self, reason: str) -> None:
         """Continue from the newest checkpoint with the data that follows what was seen. Collective."""
         seen = self.progress
-        self._finish_saving()
+        self._finish_saving(must_be_saved=False)
         restored = self._restore()
         if restored is None:
             raise DivergedError(
@@ -360,10 +369,21 @@ class Trainer:
             self.metrics.record(event)
             self.observer.trackers.step(event)
 
+    def _has_time_to_evaluate(self, due: Due) -> bool:
+        """Whether a run that was told to stop has the time for it and a save. Collective where it was."""
+        if not due.stop:
+            return True
+        evaluating, saving = self.world.from_primary(
+            lambda: (self.evaluation_seconds, self.checkpoints.last_seconds)
+        )
+        if evaluating + saving <= self._seconds_left():
+            return True
+        logger.warning("step %d is not evaluated: there is no time left for it", self.progress.step)
+        return False
+
     def _has_room(self, due: Due) -> bool:
         """Whether a save that may be left out is done."""
-        is_blocked = due.busy or (due.upload and due.uploading)
-        if is_blocked and self.config.checkpoint.when_busy == "skip":
+        if due.busy and self.config.checkpoint.when_busy == "skip":
             logger.warning("step %d is not saved: the save before it is still under way", self.progress.step)
             return False
         return True
@@ -397,7 +417,7 @@ class Trainer:
 
     def _save_in_time(self) -> None:
         """The last save of a run that was told to stop, if it fits into what is left of the time. Collective."""
-        if not self._finish_saving(self._seconds_left()):
+        if not self._finish_saving(self._seconds_left(), must_be_saved=False):
             logger.warning(
                 "the save under way did not end in time; the run will continue from the one before"
             )
@@ -414,11 +434,11 @@ class Trainer:
         if not self._finish_saving(self._seconds_left()):
             logger.warning("the save of step %d did not end in time", self.progress.step)
 
-    def _finish_saving(self, timeout_seconds: float | None = None) -> bool:
+    def _finish_saving(self, timeout_seconds: float | None = None, *, must_be_saved: bool = True) -> bool:
         """See Checkpointer.finish."""
         self.heart.beat("saving", self.progress.step)
         with self.goodput.span("blocked_by_saving"):
-            is_in_time = self.checkpoints.finish(timeout_seconds)
+            is_in_time = self.checkpoints.finish(timeout_seconds, must_be_saved=must_be_saved)
         self._tell_committed()
         return is_in_time
 

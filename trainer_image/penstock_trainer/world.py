@@ -53,7 +53,7 @@ class _Failure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
-    """The process groups are open from `join` to the end of its `with` block. Every method is collective."""
+    """The process groups are open from `join` to the end of its `with` block. Methods are collective unless they say so."""
 
     env: RankEnv
     device: torch.device

@@ -73,7 +73,7 @@ def test_segments_are_uploaded_once_and_joined(tmp_path: Path, capsys: pytest.Ca
     second.upload(second.recorded)
 
     names = sorted(path.name for path in (tmp_path / "metrics").iterdir())
-    assert names == ["aa-00000001.jsonl", "aa-00000003.jsonl", "bb-00000003.jsonl"]
+    assert names == ["aa-00000.jsonl", "aa-00001.jsonl", "bb-00000.jsonl"]
     joined = [json.loads(line) for line in second.joined().splitlines()]
     assert [(line["step"], line["loss"]) for line in joined] == [(1, 1.0), (2, 0.5), (3, 0.25)]
     assert set(joined[0]) == set(StepEvent.__slots__)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -66,6 +67,7 @@ class Checkpointer:
         self._root = self._root_saver()
         self._local = self._local_saver(local_root) if local_root else None
         self._saves: Counter[int] = Counter()
+        self._uploaded_step: int | None = None
 
     def save(
         self,
@@ -97,16 +99,17 @@ class Checkpointer:
         return self._root.is_busy
 
     def wait(self, *, is_told_to_stop: Callable[[], bool]) -> bool:
-        """Until no save is under way on any rank, however each ends, or until a rank is told to stop: False then.
+        """Until no save is under way on any rank, or until a rank is told to stop: False then.
 
-        Collective; blocks.
+        Collective; blocks. Raises as `raise_together`; what another try may mend is no error here.
         """
         while True:
             is_idle = all(saver.wait(_ASK_SECONDS) for saver in self._savers)
-            answers = self._world.gather((is_idle, is_told_to_stop()))
-            if any(is_told for _, is_told in answers):
+            answers = self._world.gather((is_idle, self.has_failed, is_told_to_stop()))
+            if any(is_told for _, _, is_told in answers):
                 return False
-            if all(is_idle for is_idle, _ in answers):
+            if self._is_over(answers):
+                self.raise_together()
                 return True
 
     @property
@@ -121,19 +124,23 @@ class Checkpointer:
         """
         self._raise_first([saver.failure for saver in self._savers])
 
-    def finish(self, timeout_seconds: float | None = None) -> bool:
+    def finish(self, timeout_seconds: float | None = None, *, must_be_saved: bool = True) -> bool:
         """Wait until the last save is a checkpoint; whether all ranks were in time. Collective; blocks.
 
         Raises on all ranks what it failed with on any: as `raise_together`, and StorageUnavailableError when storage
-        would not take it.
+        would not take it, unless it need not be saved.
         """
-        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        is_idle = all(
-            saver.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
-            for saver in self._savers
-        )
-        self._raise_first([saver.last_error for saver in self._savers])
-        return all(self._world.gather(is_idle))
+        deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while True:
+            is_idle = all(
+                saver.wait(max(0.0, min(_ASK_SECONDS, deadline - time.monotonic()))) for saver in self._savers
+            )
+            answers = self._world.gather((is_idle, self.has_failed, time.monotonic() >= deadline))
+            if self._is_over(answers) or all(is_late for _, _, is_late in answers):
+                break
+        failed = [saver.last_error if must_be_saved else saver.failure for saver in self._savers]
+        self._raise_first(failed)
+        return all(is_idle for is_idle, _, _ in answers)
 
     def committed(self) -> list[tuple[int, float]]:
         """Steps that became checkpoints of the root since the last call, and the seconds from each save's begin. On rank 0."""
@@ -156,9 +163,9 @@ class Checkpointer:
 
         With `peers_lost` a save that lacks other ranks' parts is given up.
         """
-        for saver in self._savers:
-            saver.close(timeout_seconds, peers_lost=peers_lost)
-        self._buffer.close()
+        have_ended = [saver.close(timeout_seconds, peers_lost=peers_lost) for saver in self._savers]
+        if all(have_ended):
+            self._buffer.close()
 
     @property
     def _first(self) -> Saver:
@@ -203,6 +210,11 @@ class Checkpointer:
         if save.to_root:
             self._root.begin(save)
 
+    @staticmethod
+    def _is_over(answers: Sequence[tuple[bool, bool, bool]]) -> bool:
+        """Of (idle, failed, _) by rank: whether nobody waits any more, or one will never have what others wait for."""
+        return all(is_idle for is_idle, _, _ in answers) or any(has_failed for _, has_failed, _ in answers)
+
     def _raise_first(self, errors: Sequence[Exception | None]) -> None:
         mine = next((error for error in errors if error is not None), None)
         for failure in self._world.gather(failure_of(mine) if mine else None):
@@ -222,7 +234,15 @@ class Checkpointer:
             manifest=self._manifest(progress),
             before_commit=before_commit,
             to_root=to_root,
+            keep=self._kept_for_upload(progress.step, to_root=to_root),
         )
+
+    def _kept_for_upload(self, step: int, *, to_root: bool) -> list[int]:
+        """The step whose files a rank of this node may still be sending to the root."""
+        kept = [] if self._uploaded_step is None else [self._uploaded_step]
+        if to_root:
+            self._uploaded_step = step
+        return kept
 
     def _manifest(self, progress: Progress) -> Mapping[str, Any]:
         """What of the manifest is known before anything is written."""

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from penstock_trainer.checkpoint_root import CheckpointRoot
@@ -101,8 +101,11 @@ class Committer:
         self._known[complete.step] = True
         return complete
 
-    def prune(self) -> None:
-        """Delete checkpoints that need not be kept, if one was committed. What cannot be deleted is logged and left."""
+    def prune(self, keep: Collection[int] = ()) -> None:
+        """Delete checkpoints that need not be kept, if one was committed. What cannot be deleted is logged and left.
+
+        The steps of `keep` are left too.
+        """
         if self._newest is None:
             return
         best = self._newest.best.step if self._newest.best else None
@@ -112,7 +115,8 @@ class Committer:
             logger.warning("old checkpoints are left where they are: %s", exc)
             return
         for step in dropped:
-            self._drop(step)
+            if step not in keep:
+                self._drop(step)
 
     def _drop(self, step: int) -> None:
         try:

@@ -31,7 +31,8 @@ class HostBuffer:
     def close(self) -> None:
         """Give the memory back. The writer keeps its view until it ends."""
         if torch.cuda.is_available():
-            _check(_cudart().cudaHostUnregister(self.tensor.data_ptr()))
+            # Its result is not looked at: after an error of the device it is that error, which is told already.
+            _cudart().cudaHostUnregister(self.tensor.data_ptr())
         del self.tensor
         self._map.close()
         os.close(self.fileno)

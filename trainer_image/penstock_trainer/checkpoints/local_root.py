@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock_trainer.checkpoint_root import CheckpointRoot
+from penstock_trainer.checkpoint_root import CheckpointRoot, find_leftovers, remove_leftovers
 from penstock_trainer.contract.checkpoint import Manifest, Owner
 from penstock_trainer.contract.config import JobConfig
 from penstock_trainer.storage import StorageError
@@ -51,18 +51,33 @@ class LocalRoot:
         is_outdated = any(self._is_unknown(manifest) for manifest in manifests)
         found = {} if is_outdated else self._usable(manifests, config, world.env.world_size)
         common = set.intersection(*(set(saves) for saves in world.gather(list(found))))
-        if is_outdated and world.env.local_rank == 0:  # all ranks have looked
-            logger.info("deleting the checkpoints in %s: their root was begun anew", self.path)
-            self.remove()
+        if world.env.local_rank == 0:  # all ranks have looked
+            if is_outdated:
+                logger.info("deleting the checkpoints in %s: their root was begun anew", self.path)
+                self.remove()
+            self._remove_leftovers()
         return found[max(common, key=lambda save: save.step)] if common else None
 
     def remove(self) -> None:
         """All of it: the run is over, and its last checkpoint is in the root."""
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def _whole(self) -> Sequence[Manifest]:
+    def _remove_leftovers(self) -> None:
+        """Of saves that were cut off: nobody else writes here, and the disk would fill up."""
+        root = CheckpointRoot(self.uri)
         try:
-            return list(CheckpointRoot(self.uri).whole_steps())
+            remove_leftovers(root, find_leftovers(root, min_age_seconds=0.0, is_finished=True))
+        except StorageError as exc:
+            logger.warning("leftovers on this node's disk cannot be deleted: %s", exc)
+
+    def _whole(self) -> Sequence[Manifest]:
+        """By sizes and times: the reader verifies each chunk that it reads."""
+        root = CheckpointRoot(self.uri)
+        try:
+            states = [root.state(step, checksums=False) for step in root.steps()]
+            for finding in (finding for state in states for finding in state.findings):
+                logger.warning("passed over on this node's disk: %s", finding)
+            return [state.manifest for state in states if state.condition == "whole" and state.manifest]
         except StorageError as exc:
             logger.warning("the checkpoints on this node's disk cannot be read: %s", exc)
             return []

@@ -55,6 +55,9 @@ class Restorer:
         """`local_root`: where the nodes keep saves of their own, see CheckpointConfig.local_dir."""
         self._root = CheckpointRoot(root_uri, storage)
         self._local_root = local_root
+        self._is_partly_filled = False
+        self.restored_locally: int | None = None
+        """The step that was restored from the nodes' own disks, if it was: the root may not have it."""
         self._config = config
         self._tokenizer_sha256 = tokenizer_sha256
         self._world = world
@@ -68,6 +71,11 @@ class Restorer:
         last step, or for resume_from at it, as nothing would be trained then.
         """
         progress = self._restore_locally(state) or self._restore_from(self._root, state)
+        if progress is None and self._is_partly_filled:
+            raise CheckpointError(
+                "the saves on the nodes' own disks broke while they were read, and there is no other checkpoint. See the "
+                "log. Leave checkpoint.local_dir empty, or name another directory, to begin anew."
+            )
         earlier = self._config.checkpoint.resume_from
         if progress is None and earlier:
             progress = self._restore_from(CheckpointRoot(earlier), state)
@@ -102,8 +110,10 @@ class Restorer:
         root = CheckpointRoot(self._local_root.uri)
         self._require_continuable(manifest, root.uri)
         if not self._fill(state, manifest, root):
+            self._is_partly_filled = True
             return None
         self._require_finite(state, manifest, root.uri)
+        self.restored_locally = manifest.step
         logger.info("continuing from step %d on the nodes' own disks (%s)", manifest.step, root.uri)
         return self._progress_of(manifest)
 

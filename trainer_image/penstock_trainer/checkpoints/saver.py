@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch._C._distributed_c10d import Store
@@ -23,7 +23,7 @@ from penstock_trainer.checkpoints.writer_process import WriterLostError, WriterP
 from penstock_trainer.contract.fields import canonical_json, from_dict
 from penstock_trainer.errors import CheckpointError, PeerError
 from penstock_trainer.storage import StorageUnavailableError
-from penstock_trainer.world import World, first_line
+from penstock_trainer.world import World, first_line, is_lost_peer
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,8 @@ MAX_WRITERS_LOST = 3
 MAX_FAILURES = 3
 """Saves one after the other that storage would not take, after which the run ends."""
 _POLL_SECONDS = 0.05
+_THREAD_SECONDS = 1.0
+"""For the saver's thread to see that its writer is gone."""
 _LAST_RECEIPTS_SECONDS = 0.5
 """After a peer was lost: those of the others may be on their way."""
 _ENDED = "the run ended before its last save was a checkpoint"
@@ -50,6 +52,10 @@ class Save:
     """On the rank that commits, once all is written."""
     to_root: bool = True
     """Whether a save that goes to a node's disk goes on from there."""
+    expected: Mapping[str, str] = field(default_factory=dict)
+    """CRC32C by name of objects that come from the node's disk."""
+    keep: Sequence[int] = ()
+    """Steps that are not deleted, whatever their age."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +116,7 @@ class Saver:
     def begin(self, save: Save) -> None:
         """Hand over a buffer that is filled. Only when not busy."""
         self._idle.clear()
+        self.last_error = None
         self._queue.put(save)
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
@@ -122,8 +129,10 @@ class Saver:
         del self._committed[: len(taken)]
         return taken
 
-    def close(self, timeout_seconds: float, *, peers_lost: bool = False) -> None:
+    def close(self, timeout_seconds: float, *, peers_lost: bool = False) -> bool:
         """Give the writer so long to do what it was asked for, and end it. What is not a checkpoint by then is given up.
+
+        Whether the saver's thread has ended too: it may be in a request to storage that nobody can cut short.
 
         With `peers_lost` receipts that are not there at once are not waited for: they may never come.
         """
@@ -133,7 +142,8 @@ class Saver:
         self._thread.join(timeout_seconds)
         self._is_closing = True
         self._writer.kill()
-        self._thread.join()
+        self._thread.join(_THREAD_SECONDS)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while (save := self._queue.get()) is not None:
@@ -141,27 +151,36 @@ class Saver:
             try:
                 self._carry_out(save, began)
             except Exception as exc:
-                self._fail(save, exc)
+                lost = is_lost_peer(exc)
+                self._fail(save, PeerError(first_line(exc), is_transient=True) if lost else exc)
             else:
-                self._failures, self.last_error = 0, None
+                self._failures = 0
             self._idle.set()
         self._writer.close()
 
     def _carry_out(self, save: Save, began: float) -> None:
         try:
-            receipt = self._ask("write", {"step": save.step, "directory": save.directory})
+            receipt = self._ask(
+                "write", {"step": save.step, "directory": save.directory, "expected": save.expected}
+            )
         except Exception as exc:
             self._tell(save, {"failed": failure_of(exc)})
             raise
         self._tell(save, {"written": receipt})
         if self._on_written:
-            self._on_written(save)
+            written = {entry["name"]: entry["crc32c"] for entry in receipt["objects"]}
+            self._on_written(replace(save, expected=written))
         if not self._group.commits:
             return
         receipts = [receipt, *self._receipts_of_others(save)]
         if save.before_commit and self._setup.asks_owner:
             save.before_commit()
-        told = {"manifest": save.manifest, "directory": save.directory, "receipts": receipts}
+        told = {
+            "manifest": save.manifest,
+            "directory": save.directory,
+            "receipts": receipts,
+            "keep": save.keep,
+        }
         self._ask("commit", told)
         seconds = time.monotonic() - began
         self.last_seconds = seconds
@@ -196,14 +215,13 @@ class Saver:
 
     def _receipts_of_others(self, save: Save) -> list[Mapping[str, Any]]:
         """Blocks until all ranks of the group have written. Raises what a rank failed with."""
-        receipts = []
-        for rank in self._group.ranks[1:]:
-            [(kind, answer)] = json.loads(self._received(self._key(save, rank))).items()
-            if kind == "failed":
-                failure = from_dict(Failure, answer)
+        # All are taken out of the store before one that failed is raised.
+        told = {rank: json.loads(self._received(self._key(save, rank))) for rank in self._group.ranks[1:]}
+        for rank, answer in told.items():
+            if "failed" in answer:
+                failure = from_dict(Failure, answer["failed"])
                 raise error_of(Failure(kind=failure.kind, error=f"rank {rank}: {failure.error}"))
-            receipts.append(answer)
-        return receipts
+        return [answer["written"] for answer in told.values()]
 
     def _received(self, key: str) -> bytes:
         """Polled: a wait would keep the connection, and `close` would have to wait with it."""

@@ -3,11 +3,11 @@
 It reads commands from stdin and answers on stdout, one JSON object a line each, and logs to stderr:
 
     {"setup": Setup}                                         first of all; no answer
-    {"write": {"step", "directory"}}                         -> {"written": Receipt} | {"failed": Failure}
-    {"commit": {"manifest", "directory", "receipts"}}        -> {"committed": seconds} | {"failed": Failure}
+    {"write": {"step", "directory", "expected"}}             -> {"written": Receipt} | {"failed": Failure}
+    {"commit": {"manifest", "directory", "receipts", "keep"}} -> {"committed": seconds} | {"failed": Failure}
 
 A process of its own, because hashing and sending would take the interpreter's lock from the rank's steps; without torch,
-because it then starts in a third of a second and holds 60 MB. It ends with its rank, and at the end of stdin.
+because it then starts in a third of a second and holds about 30 MB. It ends with its rank, and at the end of stdin.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from penstock_trainer.checkpoints.ownership import check_ownership
 from penstock_trainer.checkpoints.retention import Retention
 from penstock_trainer.contract.checkpoint import CheckpointObject, Owner, step_dir_uri
 from penstock_trainer.contract.fields import ContractError, canonical_json, from_dict
-from penstock_trainer.errors import FencedError, TrainerError
+from penstock_trainer.errors import FencedError, PeerError, TrainerError
 from penstock_trainer.observe.structured_logs import log_to_stderr
 from penstock_trainer.storage import (
     Crc32c,
@@ -56,7 +56,7 @@ _PIECE = 2**20
 NICENESS = 10
 """Where processors are short, the training has them first."""
 
-FailureKind = Literal["fenced", "unavailable", "refused", "impossible"]
+FailureKind = Literal["fenced", "unavailable", "lost", "refused", "impossible"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +80,7 @@ class Failure:
     """Why a command was not carried out."""
 
     kind: FailureKind
-    """fenced: another attempt owns the root. unavailable: another try may help. refused: storage will not have it.
+    """fenced: another attempt owns the root. unavailable, lost: storage or a peer; another try may help. refused: storage will not have it.
     impossible: nothing of storage's."""
     error: str
 
@@ -101,14 +101,18 @@ class Writer:
             retention=setup.retention,
         )
 
-    def write(self, step: int, directory: str) -> Receipt:
-        """Store the buffer as objects below `directory` of the step's directory, unless the root has another owner."""
+    def write(self, step: int, directory: str, expected: Mapping[str, str] | None = None) -> Receipt:
+        """Store the objects below `directory` of the step's directory, unless the root has another owner.
+
+        `expected`: the CRC32C that an object was written to this node's disk with, by name, where it comes from there.
+        Raises StorageUnavailableError when it has changed there: this save is lost, the next may be well.
+        """
         self._check_owner()
         chunks: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
         objects = []
         with ThreadPoolExecutor(OBJECTS_AT_ONCE) as pool:
             planned = self._setup.objects
-            stored = pool.map(lambda one: self._store(one, step, directory), planned)
+            stored = pool.map(lambda one: self._store(one, step, directory, expected or {}), planned)
             for one, (entry, checksums) in zip(planned, stored, strict=True):
                 objects.append(entry)
                 for fqn, chunk in _indexed(one, entry.name, checksums):
@@ -121,16 +125,25 @@ class Writer:
         """Make a checkpoint of what all ranks have written; see Committer."""
         self._committer.commit(manifest, directory, receipts)
 
-    def prune(self) -> None:
-        """Delete what need not be kept; see Committer."""
-        self._committer.prune()
+    def prune(self, keep: Sequence[int] = ()) -> None:
+        """Delete what need not be kept; see Committer. Raises nothing: the run goes on with more on storage."""
+        try:
+            self._committer.prune(keep)
+        except Exception:
+            logger.warning("old checkpoints are left where they are", exc_info=True)
 
-    def _store(self, planned: PlannedObject, step: int, directory: str) -> tuple[CheckpointObject, list[str]]:
+    def _store(
+        self, planned: PlannedObject, step: int, directory: str, expected: Mapping[str, str]
+    ) -> tuple[CheckpointObject, list[str]]:
         """Its entry for the manifest, and the CRC32C of each of its chunks."""
         name = join(directory, planned.name)
         uri = join(step_dir_uri(self._setup.root_uri, step), name)
         with self._bytes_of(planned, step, name) as data:
             hashes = hashed(data, planned)
+            if expected.get(name, hashes.crc32c) != hashes.crc32c:
+                raise StorageUnavailableError(
+                    f"{name} on this node's disk is no longer what was written to it"
+                )
             try:
                 info = self._storage.write(uri, data, if_generation_match=0, known_crc32c=hashes.crc32c)
             except PreconditionFailedError:
@@ -158,8 +171,14 @@ class Writer:
             file = path.open("rb")
         except OSError as exc:
             raise StorageUnavailableError(f"{path} cannot be read any more: {exc}") from exc
-        with file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as data:
-            yield data
+        size = planned.end - planned.begin
+        with file:
+            if os.fstat(file.fileno()).st_size != size:
+                raise StorageUnavailableError(
+                    f"{path} has no longer the {size} bytes that were written to it"
+                )
+            with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as data:
+                yield data
 
     def _check_owner(self) -> None:
         if self._setup.asks_owner:
@@ -219,6 +238,8 @@ def failure_of(error: Exception) -> Failure:
         return Failure(kind="fenced", error=str(error))
     if isinstance(error, StorageUnavailableError):
         return Failure(kind="unavailable", error=str(error))
+    if isinstance(error, PeerError) and error.is_transient:
+        return Failure(kind="lost", error=str(error))
     if isinstance(error, (StorageError, ContractError)):
         return Failure(kind="refused", error=str(error))
     known = isinstance(error, TrainerError)
@@ -239,9 +260,10 @@ def serve(buffer: memoryview, commands: Iterator[str]) -> Iterator[Mapping[str, 
             if command == "write":
                 yield {"written": writer.write(**told)}
             else:
+                keep = told.pop("keep")
                 writer.commit(**told)
                 yield {"committed": time.monotonic() - began}
-                writer.prune()
+                writer.prune(keep)
         except Exception as exc:
             yield {"failed": failure_of(exc)}
 

@@ -6,20 +6,22 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from penstock_trainer import die_with_parent
 from penstock_trainer.checkpoints.writer import Failure, Setup
 from penstock_trainer.contract.fields import canonical_json, from_dict
-from penstock_trainer.errors import CheckpointError, FencedError
+from penstock_trainer.errors import CheckpointError, FencedError, PeerError
 from penstock_trainer.storage import StorageError, StorageUnavailableError
 
-_ERRORS: Mapping[str, type[Exception]] = {
+_ERRORS: Mapping[str, Callable[[str], Exception]] = {
     "fenced": FencedError,
     "unavailable": StorageUnavailableError,
+    "lost": partial(PeerError, is_transient=True),
     "refused": StorageError,
     "impossible": CheckpointError,
 }

@@ -256,7 +256,8 @@ def test_a_run_learns_at_its_next_step_that_it_can_save_no_more(tmp_path: Path, 
 
         run.attempt()
         checkpoints.save(progress_at(8), state(8.0))
-        checkpoints.wait()
+        with pytest.raises(FencedError, match="which must not write any more"):
+            checkpoints.wait(is_told_to_stop=lambda: False)
         assert checkpoints.has_failed
         with pytest.raises(FencedError, match="which must not write any more"):
             checkpoints.raise_together()

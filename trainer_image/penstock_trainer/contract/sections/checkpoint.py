@@ -23,7 +23,7 @@ class CheckpointConfig:
     """Checkpoint root of an earlier run. Used only while this run has no checkpoint of its own."""
     when_busy: WhenBusy = "wait"
     """What a save does that comes while the one before is still being written: wait, or leave itself out. Which it was is
-    logged. The last save always waits."""
+    logged. The last save waits, and so does that of a best step."""
     keep_last: int = 3
     """Newest checkpoints that are kept; 0: all. At least 2, so that there is one to fall back to."""
     keep_every: int = 0
