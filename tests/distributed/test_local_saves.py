@@ -177,7 +177,8 @@ def test_two_nodes_continue_from_their_own_disks_with_what_their_ranks_hold(
 ) -> None:
     one, other = told(two_nodes, "each_on_its_own_disk")
     assert one["path"] != other["path"]
-    assert one["steps"] == other["steps"] == [8, 12]
+    # The two newest, and the last that went to the root, which a rank might still be sending.
+    assert one["steps"] == other["steps"] == [4, 8, 12]
     assert one["restored"] == other["restored"] == [12, True]
 
 
