@@ -81,7 +81,7 @@ class Committer:
         self._retention = retention
         self._newest: Manifest | None = None
         self._known: dict[int, bool] = {}
-        """Whether a step is a checkpoint, of those that were looked at."""
+        """Whether a step is a whole checkpoint, of those that were looked at."""
 
     def commit(
         self, manifest: Mapping[str, Any], directory: str, receipts: Sequence[Mapping[str, Any]]
@@ -156,12 +156,14 @@ class Committer:
         )
 
     def _committed(self, newest: int) -> list[int]:
-        """Steps up to the newest that are checkpoints. Later ones were not continued from: they are damaged."""
+        """Steps up to the newest that are checkpoints as storage describes them. Later ones were not continued from.
+
+        A damaged one is no checkpoint to fall back to: it is not counted, and not deleted either.
+        """
         steps = [step for step in self._root.steps() if step <= newest]
         for step in steps:
             if step not in self._known:
-                uri = manifest_uri(self._root.uri, step)
-                self._known[step] = self._storage.stat(uri) is not None
+                self._known[step] = self._root.state(step, checksums=False).condition == "whole"
         return [step for step in steps if self._known[step]]
 
     def _index(self, receipts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from penstock_trainer.checkpoint_root import CheckpointRoot, find_leftovers, remove_leftovers
 from penstock_trainer.contract.checkpoint import Manifest, Owner
 from penstock_trainer.contract.config import JobConfig
+from penstock_trainer.rank_env import RankEnv
 from penstock_trainer.storage import StorageError
 from penstock_trainer.world import World
 
@@ -49,7 +50,7 @@ class LocalRoot:
         """
         manifests = self._whole()
         is_outdated = any(self._is_unknown(manifest) for manifest in manifests)
-        found = {} if is_outdated else self._usable(manifests, config, world.env.world_size)
+        found = {} if is_outdated else self._usable(manifests, config, world.env)
         common = set.intersection(*(set(saves) for saves in world.gather(list(found))))
         if world.env.local_rank == 0:  # all ranks have looked
             if is_outdated:
@@ -87,12 +88,21 @@ class LocalRoot:
         return manifest.fencing_token >= self._owner.fencing_token and manifest.attempt != self._owner.attempt
 
     def _usable(
-        self, manifests: Sequence[Manifest], config: JobConfig, world_size: int
+        self, manifests: Sequence[Manifest], config: JobConfig, env: RankEnv
     ) -> Mapping[_LocalSave, Manifest]:
-        written_as = (config.engine.strategy, world_size, config.hash)
+        written_as = (config.engine.strategy, env.world_size, config.hash)
+        first = env.rank - env.local_rank
+        of_this_node = set(range(first, first + env.local_world_size))
         return {
             _LocalSave(manifest.step, manifest.attempt, manifest.index): manifest
             for manifest in manifests
             if (manifest.strategy, manifest.world_size, manifest.config_hash) == written_as
             and manifest.fencing_token < self._owner.fencing_token
+            and _writers_of(manifest) <= of_this_node
         }
+
+
+def _writers_of(manifest: Manifest) -> set[int]:
+    """Ranks whose objects it names: nodes may have changed their places since."""
+    names = (entry.name.rpartition("/")[2] for entry in manifest.objects if entry.name != manifest.index)
+    return {int(name.partition("-")[0]) for name in names}
