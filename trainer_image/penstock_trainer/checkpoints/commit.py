@@ -101,10 +101,10 @@ class Committer:
         self._known[complete.step] = True
         return complete
 
-    def prune(self, keep: Collection[int] = ()) -> None:
+    def prune(self, keep: Collection[int] = (), *, is_asked: Callable[[], bool] = lambda: False) -> None:
         """Delete checkpoints that need not be kept, if one was committed. What cannot be deleted is logged and left.
 
-        The steps of `keep` are left too.
+        The steps of `keep` are left too, and for the next call what is left when `is_asked` says that a save waits.
         """
         if self._newest is None:
             return
@@ -115,6 +115,8 @@ class Committer:
             logger.warning("old checkpoints are left where they are: %s", exc)
             return
         for step in dropped:
+            if is_asked():
+                return
             if step not in keep:
                 self._drop(step)
 

@@ -13,20 +13,22 @@ because it then starts in a third of a second and holds about 30 MB. It ends wit
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
 import mmap
 import os
+import select
 import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from penstock_trainer.checkpoints.commit import Committer
 from penstock_trainer.checkpoints.layout import PlannedObject, Receipt, TensorInfo
@@ -125,10 +127,10 @@ class Writer:
         """Make a checkpoint of what all ranks have written; see Committer."""
         self._committer.commit(manifest, directory, receipts)
 
-    def prune(self, keep: Sequence[int] = ()) -> None:
+    def prune(self, keep: Sequence[int] = (), *, is_asked: Callable[[], bool] = lambda: False) -> None:
         """Delete what need not be kept; see Committer. Raises nothing: the run goes on with more on storage."""
         try:
-            self._committer.prune(keep)
+            self._committer.prune(keep, is_asked=is_asked)
         except Exception:
             logger.warning("old checkpoints are left where they are", exc_info=True)
 
@@ -246,8 +248,10 @@ def failure_of(error: Exception) -> Failure:
     return Failure(kind="impossible", error=str(error) if known else f"{type(error).__name__}: {error}")
 
 
-def serve(buffer: memoryview, commands: Iterator[str]) -> Iterator[Mapping[str, Any]]:
-    """Answers to the commands, in order."""
+def serve(
+    buffer: memoryview, commands: Iterator[str], *, is_asked: Callable[[], bool]
+) -> Iterator[Mapping[str, Any]]:
+    """Answers to the commands, in order. `is_asked`: whether another one waits."""
     first = next(commands, "")
     if not first:  # the run ended before it saved anything
         return
@@ -263,9 +267,15 @@ def serve(buffer: memoryview, commands: Iterator[str]) -> Iterator[Mapping[str, 
                 keep = told.pop("keep")
                 writer.commit(**told)
                 yield {"committed": time.monotonic() - began}
-                writer.prune(keep)
+                writer.prune(keep, is_asked=is_asked)
         except Exception as exc:
             yield {"failed": failure_of(exc)}
+
+
+def _is_asked() -> bool:
+    """Whether a command has come. The end of stdin is none."""
+    ready, _, _ = select.select([sys.stdin], [], [], 0)
+    return bool(ready) and bool(cast("io.BufferedReader", sys.stdin.buffer).peek(1))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -278,7 +288,7 @@ def main(argv: Sequence[str]) -> int:
     os.nice(NICENESS)
     descriptor = int(argv[0])
     with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as shared, memoryview(shared) as buffer:
-        for answer in serve(buffer, iter(sys.stdin.readline, "")):
+        for answer in serve(buffer, iter(sys.stdin.readline, ""), is_asked=_is_asked):
             sys.stdout.write(canonical_json(answer) + "\n")
             sys.stdout.flush()
     return 0

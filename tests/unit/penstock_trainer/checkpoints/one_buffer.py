@@ -79,7 +79,10 @@ class Job:
         """As the writer's process does it: pruned after each."""
         for step in steps:
             self.commit(step, self.write(step, directory), directory, best=best)
-            self._writer.prune()
+            self.prune()
+
+    def prune(self, *, is_asked: Callable[[], bool] = lambda: False) -> None:
+        self._writer.prune(is_asked=is_asked)
 
 
 class Watched(FileStorage):

@@ -226,6 +226,17 @@ def test_last_every_and_best_are_kept_and_the_rest_is_gone(root: Path) -> None:
     assert committed(root) == [10, 20, 23, 24]
 
 
+def test_a_save_that_comes_does_not_wait_until_all_is_pruned(root: Path) -> None:
+    Job(root).save(1, 2, 3, 4)
+    job = Job(root, retention=Retention(last=2, every=0, best=False))
+    job.commit(5, job.write(5))
+    answers = iter([False, True])
+    job.prune(is_asked=lambda: next(answers))
+    assert committed(root) == [2, 3, 4, 5]
+    job.prune()
+    assert committed(root) == [4, 5]
+
+
 def test_the_checkpoints_of_attempts_before_are_pruned_too(root: Path) -> None:
     Job(root).save(1, 2, 3)
     Job(root, retention=Retention(last=2, every=0, best=False)).save(4)
