@@ -12,6 +12,7 @@ import sys
 from dataclasses import replace
 
 from penstock_trainer.contract.config import parse_args
+from penstock_trainer.heartbeat import Heart, Phase
 from penstock_trainer.preemption import Preemption
 from penstock_trainer.rank_env import RankEnv
 from penstock_trainer.trainer import Trainer
@@ -22,17 +23,18 @@ class DropOut(Exception):
     """The end of a trainer that had no time to save."""
 
 
-class Dropping(Preemption):
+class Dropping(Heart):
     """Its trainer is gone before the step after `drop_out_at`."""
 
-    trainer: Trainer
-    drop_out_at: int | None = None
+    def __init__(self, drop_out_at: int | None) -> None:
+        super().__init__(None)
+        self._drop_out_at = drop_out_at
 
-    @property
-    def is_told(self) -> bool:
-        if self.trainer.progress.step == self.drop_out_at:
+    def beat(self, phase: Phase, step: int) -> None:
+        """See Heart.beat; a step's first says which one begins."""
+        if phase in ("starting", "training") and step - 1 == self._drop_out_at:
             raise DropOut
-        return super().is_told
+        super().beat(phase, step)
 
 
 def main() -> None:
@@ -42,9 +44,8 @@ def main() -> None:
         for scenario in json.loads(sys.argv[1]):
             sys.stdout.write(json.dumps({"scenario": scenario["name"]}) + "\n")
             told = replace(world, env=replace(env, model_dir=scenario.get("model_dir", "")))
-            preemption = Dropping()
-            trainer = Trainer(parse_args([f"--config={scenario['config']}"]), told, preemption)
-            preemption.trainer, preemption.drop_out_at = trainer, scenario.get("drop_out_at")
+            config = parse_args([f"--config={scenario['config']}"])
+            trainer = Trainer(config, told, Preemption(), Dropping(scenario.get("drop_out_at")))
             try:
                 trainer.fit()
             except DropOut:

@@ -122,9 +122,9 @@ class Runs:
         return session.get(url, headers={"Authorization": f"Bearer {token}"} if token else {}, timeout=60)
 
     def _disturb(self, run_id: str, replica: str, signal_name: str) -> None:
-        """Send a signal to a replica when its run is some steps past a checkpoint."""
-        disturb = str(Path(__file__).with_name("disturb.py"))
-        self.python(disturb, str(self._server.front_port), run_id, str(INTERVAL + 3), replica, signal_name)
+        """Send a signal to a replica when its run has a checkpoint: the second save waits for the first one's commit."""
+        disturb, step = str(Path(__file__).with_name("disturb.py")), str(2 * INTERVAL + 3)
+        self.python(disturb, str(self._server.front_port), run_id, step, replica, signal_name)
 
 
 _TOKEN = """

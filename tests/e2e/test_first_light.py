@@ -116,9 +116,8 @@ def test_a_restarted_job_continues_right_after_its_last_checkpoint(seen: Any, di
         elif found := re.match(rf"step (\d+)/{STEPS} ", line):
             steps[-1].append(int(found[1]))
     before, (checkpoint, *after) = steps
-    assert (
-        checkpoint <= before[-1] <= checkpoint + INTERVAL
-    )  # the last save may not have come to its manifest
+    # The last save may not have come to its manifest, and the one before waited for it no longer than until the next.
+    assert checkpoint <= before[-1] <= checkpoint + 2 * INTERVAL
     assert after == list(range(checkpoint + 1, STEPS + 1))
 
 
