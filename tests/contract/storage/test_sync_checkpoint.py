@@ -126,7 +126,7 @@ def test_between_buckets_no_payload_passes_through_the_client_and_a_retry_copies
     storage = GcsStorage(client)
     second = client.create_bucket(f"{bucket.name}-2", location="ASIA-NORTHEAST1")
     try:
-        train_directory = f"gs://{bucket.name}/root/run-7/train"
+        train_directory = f"gs://{bucket.name}/pipeline-root/run-7/train"
         size = train(train_directory, storage)
         places = {"destination": f"gs://{second.name}/kept", "run_name": "run-7"}
         done = run(tmp_path, port, train_directory=train_directory, **places)
@@ -153,7 +153,7 @@ def test_between_buckets_no_payload_passes_through_the_client_and_a_retry_copies
 def test_a_bucket_that_does_not_exist_is_told_before_anything_is_copied(
     counted: Counted, port: int, client: gcs.Client, bucket: gcs.Bucket, tmp_path: Path
 ) -> None:
-    train_directory = f"gs://{bucket.name}/root/run-7/train"
+    train_directory = f"gs://{bucket.name}/pipeline-root/run-7/train"
     train(train_directory, GcsStorage(client))
     done = run(tmp_path, port, train_directory=train_directory, destination="gs://b-nobodys/kept")
     assert done.returncode == 1
